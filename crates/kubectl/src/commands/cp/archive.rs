@@ -1,13 +1,17 @@
 //! The local end of a copy: files into a tar stream and out of one, on a thread of their own, a chunk at a time.
 
+use std::cell::Cell;
 use std::io::{Read, Write};
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 use api::sort::CompactSort as _;
 use tokio::sync::mpsc;
 
 /// Chunks on their way; a slow other end holds them up.
 const CHUNKS: usize = 8;
+/// What an archive says of an entry, a long name above all, which is held in memory (Go's `maxSpecialFileSize`).
+const MAX_HEADERS: u64 = 1 << 20;
 
 pub(super) fn pipe() -> (Sender, Receiver) {
     let (sender, receiver) = mpsc::channel(CHUNKS);
@@ -99,28 +103,61 @@ pub(super) enum UnpackError {
 /// nothing is written outside of `to`, and links are left out.
 pub(super) fn unpack(from: Receiver, prefix: &str, to: &Path, advice: &str) -> Result<Warnings, UnpackError> {
     let mut warnings = Warnings::new();
-    let mut archive = tar::Archive::new(from);
+    let left = Rc::new(Cell::new(MAX_HEADERS));
+    let mut archive = tar::Archive::new(Bounded { from, left: left.clone() });
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
-        let rest = name.strip_prefix(prefix).ok_or(UnpackError::Corrupted)?;
-        let Some(target) = below(to, rest) else {
-            warnings.push(format!(
-                "warning: file {:?} is outside target destination, skipping",
-                to.join(rest.trim_start_matches('/'))
-            ));
-            continue;
-        };
-        let kind = entry.header().entry_type();
-        if kind.is_symlink() {
-            let link = entry.link_name_bytes().map(|l| String::from_utf8_lossy(&l).into_owned()).unwrap_or_default();
-            let hint = if warnings.is_empty() { advice } else { "" };
-            warnings.push(format!("warning: skipping symlink: {:?} -> {link:?}{hint}", target));
-            continue;
-        }
-        place(&target, kind, &mut entry).map_err(|source| UnpackError::Place { target, source })?;
+        left.set(u64::MAX);
+        take(&mut entry, prefix, to, advice, &mut warnings)?;
+        // What was not taken of it is not part of the next one's headers.
+        std::io::copy(&mut entry, &mut std::io::sink())?;
+        left.set(MAX_HEADERS);
     }
     Ok(warnings)
+}
+
+/// Gives no more than is left.
+struct Bounded {
+    from: Receiver,
+    left: Rc<Cell<u64>>,
+}
+
+impl Read for Bounded {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let most = usize::try_from(self.left.get()).map_or(buffer.len(), |left| left.min(buffer.len()));
+        if most == 0 && !buffer.is_empty() {
+            return Err(std::io::Error::other("archive/tar: header field too long"));
+        }
+        let read = self.from.read(&mut buffer[..most])?;
+        self.left.set(self.left.get() - read as u64);
+        Ok(read)
+    }
+}
+
+fn take(
+    entry: &mut tar::Entry<'_, Bounded>,
+    prefix: &str,
+    to: &Path,
+    advice: &str,
+    warnings: &mut Warnings,
+) -> Result<(), UnpackError> {
+    let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+    let rest = name.strip_prefix(prefix).ok_or(UnpackError::Corrupted)?;
+    let Some(target) = below(to, rest) else {
+        warnings.push(format!(
+            "warning: file {:?} is outside target destination, skipping",
+            to.join(rest.trim_start_matches('/'))
+        ));
+        return Ok(());
+    };
+    let kind = entry.header().entry_type();
+    if kind.is_symlink() {
+        let link = entry.link_name_bytes().map(|l| String::from_utf8_lossy(&l).into_owned()).unwrap_or_default();
+        let hint = if warnings.is_empty() { advice } else { "" };
+        warnings.push(format!("warning: skipping symlink: {:?} -> {link:?}{hint}", target));
+        return Ok(());
+    }
+    place(&target, kind, entry).map_err(|source| UnpackError::Place { target, source })
 }
 
 fn place(target: &Path, kind: tar::EntryType, content: &mut impl Read) -> std::io::Result<()> {
@@ -184,6 +221,25 @@ mod tests {
         assert_eq!(std::fs::read_to_string(to).unwrap(), "content");
         let other = unpack(packed(&dir.path().join("a"), "etc/a"), "tmp/a", &dir.path().join("x"), "");
         assert_eq!(other.unwrap_err().to_string(), "tar contents corrupted");
+    }
+
+    #[test]
+    fn security_names_in_an_archive_have_an_end() {
+        const CHUNK: usize = 64 << 10;
+        let (mut sender, receiver) = pipe();
+        let sending = std::thread::spawn(move || {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(tar::EntryType::GNULongName);
+            header.set_size(1 << 40);
+            header.set_cksum();
+            sender.write_all(header.as_bytes()).unwrap();
+            (0..256).take_while(|_| sender.write_all(&[b'a'; CHUNK]).is_ok()).count()
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let error = unpack(receiver, "a", dir.path(), "").unwrap_err();
+        assert_eq!(error.to_string(), "archive/tar: header field too long");
+        let most = MAX_HEADERS as usize / CHUNK + 2 * CHUNKS;
+        assert!(sending.join().unwrap() <= most, "all of it was read");
     }
 
     #[test]
