@@ -22,6 +22,7 @@ mod local_directory;
 mod local_growth;
 pub(crate) mod mounts;
 mod nfs;
+mod node_check;
 mod ownership;
 mod payload;
 #[cfg(test)]
@@ -178,24 +179,13 @@ impl Volumes {
         };
         let is_new = !self.claimed.lock().contains_key(&key);
         if is_new {
-            self.check_node(&bound).await?;
+            self.check_node(pod, &bound).await?;
         }
         let group = group_of(&bound);
         groups.lock().extend(group);
         let mounted = self.set_up_bound(pod, volume, (&claim, bound), read_only).await?;
         self.claimed.lock().insert(key, Claimed { mounted: mounted.clone(), group });
         Ok(mounted)
-    }
-
-    /// A volume may be there for other nodes: whoever chose this one for the pod need not have asked the scheduler.
-    async fn check_node(&self, bound: &PersistentVolume) -> Result<(), VolumeError> {
-        let is_block = bound.spec.as_ref().is_some_and(|spec| spec.volume_mode.as_deref() == Some("Block"));
-        let operation = if is_block { Operation::CheckNodeOfDevice } else { Operation::CheckNode };
-        let fail = |cause: Cause| VolumeError::of(operation, bound.metadata.name(), cause);
-        match self.csi.attached.reaches(bound).await.map_err(|error| fail(error.into()))? {
-            true => Ok(()),
-            false => Err(fail(Cause::WrongNode)),
-        }
     }
 
     /// What a claim is bound to.
@@ -393,21 +383,24 @@ impl Volumes {
     /// volume's options, if it has any. A directory is given to the pod's fsGroup, once: before anything of the pod has started,
     /// and never while its containers may be at work in it.
     async fn claim(&self, pod: &Pod, bound: PersistentVolume, read_only: bool) -> Result<Mounted, Cause> {
-        let options = mount_options(&bound);
+        let (options, plugin) = (mount_options(&bound), node_check::plugin_dir(&bound));
         let (name, spec) = (bound.metadata.name.unwrap_or_default(), bound.spec.unwrap_or_default());
         if let Some(source) = &spec.nfs {
             return self.share(pod, &name, source, read_only, &options).await;
         }
+        error::check_name("volume name", &name)?;
+        // Both kinds of local volumes are there, each under a name that no other has, and also what is not mounted: by that a new
+        // kubelet knows that the pod has it.
+        let owned = self.dir(pod, &plugin, &name);
         if spec.volume_mode.as_deref() == Some("Block") {
             let path =
                 spec.local.map(|source| PathBuf::from(source.path)).ok_or_else(|| Cause::NoPlugin(name.clone()))?;
             let checked = path.clone();
-            blocking(move || host_path::check(&checked, "BlockDevice")).await?;
+            let ready =
+                move || host_path::check(&checked, "BlockDevice").and_then(|()| std::fs::create_dir_all(&owned));
+            blocking(ready).await?;
             return Ok(Mounted::Device { path, read_only });
         }
-        error::check_name("volume name", &name)?;
-        // Both kinds of local volumes are there, each under a name that no other has.
-        let owned = self.dir(pod, local_device::PLUGIN, &name);
         if let Some(source) = &spec.local {
             let (path, looked) = (PathBuf::from(&source.path), PathBuf::from(&source.path));
             let is_device = blocking(move || Ok(host_path::check(&looked, "BlockDevice").is_ok())).await?;
@@ -437,8 +430,10 @@ impl Volumes {
         let policy = change_policy(pod);
         let path = blocking(move || {
             host_path::check(&path, &kind)?;
-            if let Some(group) = group.filter(|_| !owned.exists()) {
-                ownership::apply(&path, group, policy)?;
+            if !owned.exists() {
+                if let Some(group) = group {
+                    ownership::apply(&path, group, policy)?;
+                }
                 // Remembered beside the pod's other volumes: a new kubelet does not do it again.
                 std::fs::create_dir_all(&owned)?;
             }

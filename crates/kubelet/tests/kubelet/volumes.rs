@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::csi::using;
 use crate::csi_kills::wait_grown;
-use crate::node::{Node, is_ready, phase, shell, waiting_message, waiting_reason};
+use crate::node::{Node, is_ready, phase, restarts, shell, waiting_message, waiting_reason};
 
 pub(crate) async fn volumes_show_objects_and_follow_them(node: &mut Node) {
     let client = node.api.client();
@@ -212,10 +212,13 @@ pub(crate) async fn directories_of_all_kinds(node: &mut Node) {
 pub(crate) async fn local_volumes_are_of_their_node_and_grow(node: &mut Node) {
     let client = node.api.client();
     let claims = client.namespaced::<PersistentVolumeClaim>("default");
+    node.port().await;
+    let shelf = |value: Option<&str>| Patch::merge(json!({"metadata": {"labels": {"shelf": value}}}));
+    client.all::<ApiNode>().patch(&node.name, &shelf(Some("a"))).await.unwrap();
     for (name, operator) in [("near", "In"), ("far", "NotIn")] {
         let path = node.dir.path().join(name);
         std::fs::create_dir(&path).unwrap();
-        let nodes = json!({"key": "kubernetes.io/os", "operator": operator, "values": ["linux"]});
+        let nodes = json!({"key": "shelf", "operator": operator, "values": ["a"]});
         let volume: PersistentVolume = serde_json::from_value(json!({
             "metadata": {"name": format!("pv-{name}")},
             "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "local": {"path": path},
@@ -233,7 +236,7 @@ pub(crate) async fn local_volumes_are_of_their_node_and_grow(node: &mut Node) {
         claims.create(&claim).await.unwrap();
         claims.patch_status(name, &Patch::merge(json!({"status": {"capacity": {"storage": "1Mi"}}}))).await.unwrap();
         node.bind(name, &format!("pv-{name}")).await;
-        node.create(name, using(name, "sleep 1000")).await;
+        node.create(name, using(name, "until test -e /v/again; do sleep 0.1; done; rm /v/again")).await;
     }
     let why = "MountVolume.NodeAffinity check failed for volume \"pv-far\" : no matching NodeSelectorTerms";
     node.wait_message(why).await;
@@ -248,6 +251,14 @@ pub(crate) async fn local_volumes_are_of_their_node_and_grow(node: &mut Node) {
     client.namespaced::<Pod>("default").patch("near", &Patch::merge(look)).await.unwrap();
     wait_grown(node, "near", "2Mi").await;
     node.wait_message(&format!("MountVolume.NodeExpandVolume succeeded for volume \"pv-near\" {}", node.name)).await;
+    // What a pod has it keeps, although the node is another one by now, and whichever kubelet looks after it.
+    client.all::<ApiNode>().patch(&node.name, &shelf(None)).await.unwrap();
+    node.stop_kubelet().await;
+    node.start_kubelet();
+    std::fs::write(node.dir.path().join("near/again"), "").unwrap();
+    node.wait("near", "ready with another container", |pod| is_ready(pod) && restarts(pod) == 1).await;
+    let refused = why.replace("pv-far", "pv-near");
+    assert!(!node.messages().await.iter().any(|message| message.contains(&refused)), "{:?}", node.messages().await);
     for name in ["near", "far"] {
         node.delete(name).await;
     }
