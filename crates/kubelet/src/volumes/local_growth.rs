@@ -26,6 +26,13 @@ pub(super) struct LocalGrowth {
     is_in_use: bool,
 }
 
+impl LocalGrowth {
+    /// Whether it is this pod's to grow the volume. One that only reads it hears once, when it is given the volume, that it is not.
+    fn is_for(&self, is_read_only: bool) -> bool {
+        !(is_read_only && self.is_in_use)
+    }
+}
+
 impl Volumes {
     /// Whether a volume is to grow, looked at before it is set up.
     pub(super) async fn local_growth(
@@ -66,6 +73,9 @@ impl Volumes {
         local: &LocalGrowth,
         is_read_only: bool,
     ) -> Result<(), VolumeError> {
+        if !local.is_for(is_read_only) {
+            return Ok(());
+        }
         let operation = match (local.is_in_use, local.is_block) {
             (true, _) => Operation::ExpandInUse,
             (false, true) => Operation::ExpandMapped,
@@ -107,6 +117,22 @@ impl Volumes {
         match blocking(move || Ok(host_path::check(&looked, "BlockDevice").is_ok())).await? {
             true => self.local_devices.grow(name, path.to_owned()).await,
             false => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_only_reads_hears_once_that_nothing_grows() {
+        for (is_in_use, is_read_only, expected) in
+            [(false, false, true), (true, false, true), (false, true, true), (true, true, false)]
+        {
+            let (name, size, path) = ("pv".to_owned(), Quantity("1Gi".to_owned()), PathBuf::from("/disk"));
+            let growth = LocalGrowth { name, size, path, is_block: false, is_in_use };
+            assert_eq!(growth.is_for(is_read_only), expected, "in use: {is_in_use}, read-only: {is_read_only}");
         }
     }
 }
