@@ -83,6 +83,7 @@ const NAMED_BY_UPSTREAM: &[&str] = &[
     "container_fs_inodes_total",
     "container_memory_failcnt",
     "kubelet_evictions",
+    "kubelet_preemptions",
     "apiserver_admission_webhook_rejection_count",
     "apiserver_admission_webhook_fail_open_count",
     "attach_detach_controller_attachdetach_controller_forced_detaches",

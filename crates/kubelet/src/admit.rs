@@ -137,12 +137,10 @@ impl Kubelet {
         Ok(Admission { pod: pod.clone(), wait: None, is_resized: false })
     }
 
-    /// Who has to go so that a critical pod has room that was refused for its size alone: nobody, if others have gone since. None,
-    /// where that does not help.
-    pub(crate) fn in_its_way(&self, pod: &Pod, refused: &Ended) -> Option<Vec<Arc<Pod>>> {
-        if !refused.reason.starts_with(TOO_LARGE) || !eviction::is_critical(pod) {
-            return None;
-        }
+    /// Who has to go so that a critical pod has room that was refused for its size alone: nobody, if others have gone since; and
+    /// what was short, first of all. None, where that does not help.
+    pub(crate) fn in_its_way(&self, pod: &Pod, refused: &Ended) -> Option<(Vec<Arc<Pod>>, String)> {
+        let resource = refused.reason.strip_prefix(TOO_LARGE).filter(|_| eviction::is_critical(pod))?.to_owned();
         let others = others(&self.admitted.lock(), state::uid(pod), |other| self.status.is_terminal(other));
         let node = self.node.get(&self.settings.node_name);
         if misplaced(pod, &others, node.as_deref()).is_some() {
@@ -151,7 +149,13 @@ impl Kubelet {
         let shortages = shortages(pod, &others, &self.allocatable).into_iter();
         let needs = shortages
             .map(|it| Need { name: it.name, amount: it.used.saturating_add(it.requested).saturating_sub(it.capacity) });
-        preemption::choose(pod, &others, &needs.collect::<Vec<_>>())
+        let victims = preemption::choose(pod, &others, &needs.collect::<Vec<_>>())?;
+        Some((victims, resource))
+    }
+
+    /// Whether there may be more room than when these pods were chosen to give theirs.
+    pub(crate) fn has_room_of(&self, victims: &[Arc<Pod>]) -> bool {
+        has_room_of(&self.admitted.lock(), victims, |uid| self.status.is_terminal(uid))
     }
 
     /// Why a pod that runs cannot have what it wishes. `first` are the wishes that come before its own.
@@ -217,6 +221,12 @@ pub(crate) struct Admission {
 fn others(admitted: &HashMap<String, Arc<Pod>>, uid: &str, is_terminal: impl Fn(&str) -> bool) -> Vec<Arc<Pod>> {
     let others = admitted.iter().filter(|(other, _)| other.as_str() != uid && !is_terminal(other));
     others.map(|(_, pod)| pod.clone()).collect()
+}
+
+/// Whether one of these pods, at least, holds no part of the node any more, whoever ended it; or there was nobody who had to go.
+fn has_room_of(admitted: &HashMap<String, Arc<Pod>>, victims: &[Arc<Pod>], is_terminal: impl Fn(&str) -> bool) -> bool {
+    let holds = |uid: &str| admitted.contains_key(uid) && !is_terminal(uid);
+    victims.is_empty() || victims.iter().any(|victim| !holds(state::uid(victim)))
 }
 
 /// What the Burstable ones among pods request together, in thousandths of a CPU (`setCPUCgroupConfig`, v1.36).
@@ -435,6 +445,27 @@ mod tests {
         assert_eq!(refused("new", "cpu=900m", &["ended"]), None);
         assert_eq!(refused("new", "cpu=1", &["ended"]).as_deref(), Some("OutOfcpu"), "the other one still runs");
         assert_eq!(refused("runs", "cpu=1", &["ended"]), None, "no pod is beside itself");
+    }
+
+    /// Those who were chosen may have ended by themselves before anybody told them to.
+    #[test]
+    fn room_is_room_whoever_made_it() {
+        let named = |uid: &str| {
+            let mut pod = pod("cpu=1");
+            pod.metadata.uid = Some(uid.into());
+            Arc::new(pod)
+        };
+        let admitted: HashMap<_, _> = ["runs", "over"].map(|uid| (uid.to_owned(), named(uid))).into();
+        for (victims, expected) in [
+            (vec![], true),
+            (vec!["gone"], true),
+            (vec!["over"], true),
+            (vec!["runs", "gone"], true),
+            (vec!["runs"], false),
+        ] {
+            let chosen: Vec<_> = victims.iter().map(|uid| named(uid)).collect();
+            assert_eq!(has_room_of(&admitted, &chosen, |uid| uid == "over"), expected, "{victims:?}");
+        }
     }
 
     #[test]

@@ -194,6 +194,12 @@ impl KubeletMetrics {
         self.all.counter("kubelet_evictions", help, &[("eviction_signal", signal)]).inc();
     }
 
+    /// A pod gave its place to a critical one. `signal` is the resource that was short.
+    pub(crate) fn preempted(&self, signal: &str) {
+        let help = "[ALPHA] Cumulative number of pod preemptions by preemption resource";
+        self.all.counter("kubelet_preemptions", help, &[("preemption_signal", signal)]).inc();
+    }
+
     /// A request to the kubelet's server: counted at once, its time when it ends.
     pub(crate) fn request(&self, method: &http::Method, path: &'static str) -> Serving {
         let long_running = if is_long_running(path) { "true" } else { "false" };

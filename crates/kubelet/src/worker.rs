@@ -296,8 +296,8 @@ impl Worker {
             let mut freed = self.kubelet.freed.subscribe();
             let mut admission = self.kubelet.admit(&update.pod).await;
             while let Err(refused) = &admission {
-                let Some(in_its_way) = self.kubelet.in_its_way(&update.pod, refused) else { break };
-                if !self.preempt(in_its_way).await {
+                let Some((victims, resource)) = self.kubelet.in_its_way(&update.pod, refused) else { break };
+                if !self.preempt(&victims, &resource).await {
                     break;
                 }
                 admission = self.kubelet.admit(&update.pod).await;
@@ -372,11 +372,11 @@ impl Worker {
         }
     }
 
-    /// Ends pods in favour of this critical one; whether their place is free now and it still wants it.
-    async fn preempt(&self, pods: Vec<Arc<Pod>>) -> bool {
+    /// Ends pods in favour of this critical one; whether there is more room now and it still wants it.
+    async fn preempt(&self, victims: &[Arc<Pod>], resource: &str) -> bool {
         let message = "Preempted in order to admit critical pod";
         let mut ends = Vec::new();
-        for pod in &pods {
+        for pod in victims {
             let uid = state::uid(pod);
             let Some(ended) = self.others.ended(uid).filter(|ended| !ended.is_cancelled()) else { continue };
             let Some(stopped) = self.others.stopped(uid) else { continue };
@@ -389,15 +389,17 @@ impl Worker {
         }
         // Their volumes are not waited for: they may need this pod to go, which may be their driver. A pod that does not say yet
         // that it is over still has its place.
+        let metrics = &self.kubelet.runtime.metrics;
         let free = ends.iter().map(|(uid, stopped, ended)| async move {
             stopped.cancelled().await;
             if !self.kubelet.status.is_terminal(uid) {
                 ended.cancelled().await;
             }
+            metrics.preempted(resource);
         });
         let mut updates = self.updates.clone();
         tokio::select! {
-            _ = futures_util::future::join_all(free) => pods.is_empty() || !ends.is_empty(),
+            _ = futures_util::future::join_all(free) => self.kubelet.has_room_of(victims),
             _ = updates.wait_for(Update::must_end) => false,
         }
     }

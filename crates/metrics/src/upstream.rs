@@ -305,6 +305,7 @@ const KUBELET: &str = "
     ALPHA  counter    kubelet_runtime_operations_errors_total?  operation_type
     ALPHA  histogram  kubelet_cgroup_manager_duration_seconds?  operation_type
     ALPHA  counter    kubelet_evictions?  eviction_signal
+    ALPHA  counter    kubelet_preemptions?  preemption_signal
     ALPHA  gauge      volume_manager_total_volumes  plugin_name,state
     ALPHA  histogram  storage_operation_duration_seconds?  migrated,operation_name,status,volume_plugin
     ALPHA  histogram  csi_operations_seconds?  driver_name,grpc_status_code,method_name,migrated

@@ -55,6 +55,9 @@ pub(crate) async fn a_critical_pod_makes_room(node: &mut Node) {
     assert_eq!(lesser.message.as_deref(), Some("Preempted in order to admit critical pod"));
     let told = lesser.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget").unwrap();
     assert_eq!(told.message.as_deref(), Some("Pod was preempted by Kubelet to accommodate a critical pod."));
+    let counted = "kubelet_preemptions{preemption_signal=\"cpu\"} 1";
+    let metrics = crate::server::get(node.port().await, "metrics").await;
+    assert!(metrics.lines().any(|line| line == counted), "{metrics}");
     for name in ["lesser", "another", "needed"] {
         node.delete(name).await;
     }

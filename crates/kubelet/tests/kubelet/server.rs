@@ -75,7 +75,7 @@ pub(crate) async fn security_silent_connections_take_nothing_from_the_kubelet(no
     assert!(get(port, "pods").await.contains("\"quiet\""));
 }
 
-async fn get(port: u16, path: &str) -> String {
+pub(crate) async fn get(port: u16, path: &str) -> String {
     curl(&[&format!("https://127.0.0.1:{port}/{path}")]).await
 }
 
