@@ -50,7 +50,7 @@ pub(super) const TABLE: &[Row] = &[
             return refused(format!("list is length {}", items.len()));
         }
         let part = &items[*start as usize..*end as usize];
-        budget.walk(part.len())?;
+        budget.spend(part.len() as u64)?;
         Ok(Value::list(part.to_vec()))
     }),
     ("flatten", ".(list(list(A))) list(A); .(list(dyn), int) list(dyn)", |budget, values| {

@@ -94,6 +94,21 @@ fn security_what_is_shared_is_not_counted_to_its_end() {
     assert!(matches!(found, Ok(crate::Value::Bool(true))), "{found:?}");
 }
 
+/// Each of these would hold hundreds of megabytes at a time.
+#[test]
+fn security_lists_cost_as_much_as_they_hold() {
+    for expression in [
+        "[lists.range(50000)].all(v, lists.range(40).map(x, v + v).size() == 40)",
+        "[lists.range(50000)].all(v, lists.range(80).map(x, v.slice(0, 50000)).size() == 80)",
+    ] {
+        assert_eq!(run(expression).expect_err(expression).kind, ErrorKind::Cost, "{expression}");
+    }
+    let doubled = format!("{}lists.range(10){}.size() > 0", "[".repeat(20), "].map(v, v + v)[0]".repeat(20));
+    assert_eq!(run(&doubled).expect_err(&doubled).kind, ErrorKind::Cost, "{doubled}");
+    let small = "[lists.range(1000)].all(v, lists.range(40).map(x, v + v).size() == 40)";
+    assert!(matches!(run(small), Ok(crate::Value::Bool(true))), "{:?}", run(small));
+}
+
 /// Upstream's limit lets them pass.
 #[test]
 fn long_lists_of_texts_have_distinct_ones() {
