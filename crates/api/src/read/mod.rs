@@ -77,8 +77,24 @@ macro_rules! read_by_serde {
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::api::core::v1::Pod;
+    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use serde::Deserialize;
+
+    #[test]
+    fn security_small_texts_do_not_become_large_objects() {
+        let pod = |count: usize| format!(r#"{{"spec": {{"containers": [{}]}}}}"#, vec!["{}"; count].join(","));
+        let read = super::from_str::<Pod>(&pod(1000)).unwrap();
+        assert_eq!(read.spec.unwrap().containers.len(), 1000);
+        let refused = |error: super::Error| error.to_string().starts_with("the object would be too large in memory");
+        assert!(super::from_str::<Pod>(&pod(100_000)).is_err_and(refused));
+        for part in [r#"{"properties": {"a": {}}}"#, r#"{"not": {}}"#] {
+            let schema = |count: usize| format!(r#"{{"anyOf": [{}]}}"#, vec![part; count].join(","));
+            assert!(super::from_str::<JSONSchemaProps>(&schema(1000)).is_ok());
+            assert!(super::from_str::<JSONSchemaProps>(&schema(100_000)).is_err_and(refused), "{part}");
+        }
+    }
 
     #[derive(Debug, PartialEq, Deserialize)]
     struct Own {

@@ -15,6 +15,10 @@ type Result<T> = std::result::Result<T, Error>;
 /// So deep may values lie in each other, as with serde: a hostile text does not exhaust the stack.
 const MAX_DEPTH: u8 = 127;
 
+/// What is read takes at most so many bytes, and so many more for each byte of its text: `{}` is a structure of kilobytes.
+const ROOM: usize = 64 << 20;
+const ROOM_PER_BYTE: usize = 64;
+
 const CONTROL_CHARACTER: &str = "control character (\\u0000-\\u001F) found while parsing a string";
 
 /// A text, and how far it has been read.
@@ -22,12 +26,15 @@ pub struct Reader<'a> {
     text: &'a str,
     at: usize,
     depth: u8,
+    /// How much more may be read, in bytes of memory.
+    room: usize,
     is_to_keep: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Self { text, at: 0, depth: 0, is_to_keep: false }
+        let room = text.len().saturating_mul(ROOM_PER_BYTE).saturating_add(ROOM);
+        Self { text, at: 0, depth: 0, room, is_to_keep: false }
     }
 
     /// What is read is kept for long, perhaps thousands of times: lists are to have no room to spare.
@@ -38,6 +45,18 @@ impl<'a> Reader<'a> {
     #[inline]
     pub(super) fn is_to_keep(&self) -> bool {
         self.is_to_keep
+    }
+
+    /// Takes memory for what comes next, where a text may have that many times.
+    #[inline]
+    pub(super) fn take(&mut self, size: usize) -> Result<()> {
+        match self.room.checked_sub(size) {
+            Some(room) => {
+                self.room = room;
+                Ok(())
+            }
+            None => Err(self.error("the object would be too large in memory")),
+        }
     }
 
     /// How the next value begins.

@@ -25,6 +25,7 @@ impl<T: Read> Read for Option<T> {
 
 impl<T: Read> Read for Box<T> {
     fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
+        from.take(size_of::<T>())?;
         T::read(from).map(Box::new)
     }
 }
@@ -33,6 +34,7 @@ impl<T: Read> Read for Vec<T> {
     fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
         let mut list = Vec::new();
         from.items(&mut |from| {
+            from.take(size_of::<T>())?;
             list.push(T::read(from)?);
             Ok(())
         })?;
@@ -43,10 +45,17 @@ impl<T: Read> Read for Vec<T> {
     }
 }
 
+/// A node of a map has room for so many entries, and one that was split holds at least so many.
+const NODE: usize = 11;
+const LEAST_IN_NODE: usize = 5;
+
 impl<T: Read> Read for BTreeMap<String, T> {
     fn read(from: &mut Reader<'_>) -> Result<Self, Error> {
         let mut map = BTreeMap::new();
         from.members("a map", &mut |key, from| {
+            if map.len().is_multiple_of(LEAST_IN_NODE) {
+                from.take(NODE * size_of::<(String, T)>())?;
+            }
             map.insert(key.into_owned(), T::read(from)?);
             Ok(())
         })?;
