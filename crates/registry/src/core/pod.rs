@@ -89,7 +89,9 @@ impl Strategy for PodStrategy {
     }
 
     fn validate_create(&self, pod: &Pod) -> FieldErrors {
-        super::pod_validation::create(pod)
+        let mut errors = super::pod_validation::create(pod);
+        super::pod_spec::label_keys::check_size(&mut errors, pod);
+        errors
     }
 
     fn validate_update(&self, new: &Pod, old: &Pod) -> FieldErrors {

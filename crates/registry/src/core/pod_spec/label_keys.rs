@@ -8,14 +8,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use api::field::{FieldErrors, Path};
 use api::sort::CompactCollect as _;
 use api::validation as rules;
-use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
+use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
 use crate::unset::items;
 
 type Labels = BTreeMap<String, String>;
 
+/// So long may be what is merged, as text: as long as a request. A key of three letters becomes a requirement of hundreds.
+const MAX_MERGED: usize = 3 << 20;
+/// The text of a requirement besides its key and its value.
+const REQUIREMENT: usize = r#"{"key":"","operator":"NotIn","values":[""]},"#.len();
+
+/// Does nothing for a pod that [`check_size`] refuses.
 pub(crate) fn merge(pod: &mut Pod) {
+    if merged_size(pod) > MAX_MERGED {
+        return;
+    }
     let Some(spec) = &mut pod.spec else { return };
     let labels = pod.metadata.labels.as_ref();
     let mut terms: Vec<&mut PodAffinityTerm> = Vec::new();
@@ -38,6 +47,42 @@ pub(crate) fn merge(pod: &mut Pod) {
     for constraint in spec.topology_spread_constraints.iter_mut().flatten() {
         narrow(constraint.label_selector.as_mut(), items(&constraint.match_label_keys), "In", labels);
     }
+}
+
+/// Refuses a new pod whose selectors would become too large.
+pub(crate) fn check_size(errors: &mut FieldErrors, pod: &Pod) {
+    if merged_size(pod) > MAX_MERGED {
+        errors.too_long(Path::new("spec"), MAX_MERGED);
+    }
+}
+
+/// How long it is as text what selectors get from the labels of the pod.
+fn merged_size(pod: &Pod) -> usize {
+    let (Some(spec), Some(labels)) = (&pod.spec, &pod.metadata.labels) else { return 0 };
+    let of_key = |key: &String| labels.get(key).map(|value| REQUIREMENT + key.len() + value.len());
+    keys(spec).filter_map(of_key).fold(0, usize::saturating_add)
+}
+
+fn keys(spec: &PodSpec) -> impl Iterator<Item = &String> {
+    let affinity = spec.affinity.as_ref();
+    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let apart = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let preferred = near
+        .and_then(|near| near.preferred_during_scheduling_ignored_during_execution.as_deref())
+        .into_iter()
+        .chain(apart.and_then(|apart| apart.preferred_during_scheduling_ignored_during_execution.as_deref()))
+        .flatten()
+        .map(|weighted| &weighted.pod_affinity_term);
+    let required = near
+        .and_then(|near| near.required_during_scheduling_ignored_during_execution.as_deref())
+        .into_iter()
+        .chain(apart.and_then(|apart| apart.required_during_scheduling_ignored_during_execution.as_deref()))
+        .flatten();
+    let of_terms = preferred
+        .chain(required)
+        .flat_map(|term| items(&term.match_label_keys).iter().chain(items(&term.mismatch_label_keys)));
+    let constraints = spec.topology_spread_constraints.iter().flatten();
+    of_terms.chain(constraints.flat_map(|constraint| items(&constraint.match_label_keys)))
 }
 
 /// Keys that the pod has no label for say nothing. No selector selects nothing, and cannot be narrowed.
@@ -132,6 +177,27 @@ mod tests {
         let affinity = serde_json::to_value(made.spec.unwrap().affinity).unwrap();
         let term = &affinity["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0];
         assert!(term["labelSelector"].is_null(), "{term}");
+    }
+
+    #[test]
+    fn security_what_is_merged_into_selectors_is_bounded() {
+        let with = |count: usize| {
+            let keys = vec!["app"; count];
+            pod(json!({"topologyKey": "zone", "labelSelector": {}, "matchLabelKeys": keys}))
+        };
+        let merged = |pod: &Pod| {
+            let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref()?.pod_affinity.as_ref()).unwrap();
+            let terms = items(&affinity.required_during_scheduling_ignored_during_execution);
+            items(&terms[0].label_selector.as_ref().unwrap().match_expressions).len()
+        };
+        // Each key is there twice: in both terms.
+        for (count, expected) in [(100, Some(100)), (40_000, None)] {
+            let mut made = with(count);
+            merge(&mut made);
+            let mut errors = FieldErrors::default();
+            check_size(&mut errors, &made);
+            assert_eq!((merged(&made), errors.is_empty()), (expected.unwrap_or(0), expected.is_some()), "{errors}");
+        }
     }
 
     #[test]
