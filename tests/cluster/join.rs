@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Output};
 
+use base64::Engine;
 use cni::netns::Netns;
 use tempfile::TempDir;
 
@@ -223,6 +224,15 @@ fn its_authority_is_exchanged(cluster: &Cluster, machine: &Machine, pod: &str) {
     cluster.wait("the pod's log", || {
         cluster.cox("kubectl").args(["logs", pod]).output().unwrap().status.success().then_some(())
     });
+    // Who joins from now on is told of the new one, and a token vouches for it as long as it is there.
+    let encoded = base64::engine::general_purpose::STANDARD.encode(&new);
+    let told = || cluster.kubectl("get configmap -n kube-public cluster-info -o jsonpath={.data}");
+    cluster.wait("new machines to be told", || told().contains(&encoded).then_some(()));
+    let token = cluster.cox_says("token create");
+    let signature = format!("jws-kubeconfig-{}", token.split('.').next().unwrap());
+    assert!(told().contains(&signature), "{}", told());
+    cluster.cox_says(&format!("token delete {}", token.trim()));
+    cluster.wait("the signature to go with its token", || (!told().contains(&signature)).then_some(()));
     cluster.wait("pods to be told", || {
         let published = cluster.kubectl("get configmap -n kube-system kube-root-ca.crt -o jsonpath={.data.ca\\.crt}");
         (published.trim() == new.trim()).then_some(())
