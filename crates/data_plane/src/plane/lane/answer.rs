@@ -104,20 +104,20 @@ pub(super) fn write_refusal((code, text): Refusal, asked: Asked, out: &mut Vec<u
 }
 
 /// What is looked for among the headers of an answer.
-struct Named<'h, 'b> {
-    headers: &'h [Header<'b>],
+#[derive(Default)]
+struct Named<'b> {
     length: Option<u64>,
     is_chunked: bool,
     is_kept: bool,
     has_date: bool,
-    /// Whether it says what else stays on the connection.
-    has_names: bool,
+    /// What else it says stays on the connection: read once, for an answer may have many headers and many names.
+    others: Vec<&'b str>,
 }
 
-impl<'h, 'b> Named<'h, 'b> {
-    fn new(headers: &'h [Header<'b>], version: u8) -> Result<Self, BadHead> {
-        let (length, is_chunked, has_date, mut says_close) = (None, false, false, false);
-        let mut this = Self { headers, length, is_chunked, is_kept: version == 1, has_date, has_names: false };
+impl<'b> Named<'b> {
+    fn new(headers: &[Header<'b>], version: u8) -> Result<Self, BadHead> {
+        let mut this = Self { is_kept: version == 1, ..Self::default() };
+        let mut says_close = false;
         for header in headers {
             match header.name.len() {
                 4 if is(header, "date") => this.has_date = true,
@@ -126,7 +126,8 @@ impl<'h, 'b> Named<'h, 'b> {
                         match token {
                             token if token.eq_ignore_ascii_case("close") => says_close = true,
                             token if token.eq_ignore_ascii_case("keep-alive") => this.is_kept = true,
-                            _ => this.has_names = true,
+                            name if may_be_named(name) => this.others.push(name),
+                            _ => {}
                         }
                     }
                 }
@@ -151,11 +152,7 @@ impl<'h, 'b> Named<'h, 'b> {
 
     /// Whether a header is of the endpoint's connection.
     fn stays(&self, header: &Header<'_>) -> bool {
-        let is_named = || {
-            let mut named = self.headers.iter().filter(|header| is(header, "connection")).flat_map(elements);
-            named.any(|name| name.eq_ignore_ascii_case(header.name)) && may_be_named(header.name)
-        };
-        is_of_connection(header.name) || self.has_names && is_named()
+        is_of_connection(header.name) || self.others.iter().any(|name| is(header, name))
     }
 }
 
@@ -276,6 +273,22 @@ mod tests {
         assert_eq!(text, format!("{kept}\r\n"));
         let (text, _) = passed(head, Asked { is_head: false, is_last: true }).unwrap();
         assert_eq!(text, format!("{kept}connection: close\r\n\r\n"));
+    }
+
+    #[test]
+    fn names_of_what_stays_are_read_once() {
+        let header = |name, value: &'static str| Header { name, value: value.as_bytes() };
+        let headers = [
+            header("Connection", "X-Hop, close, Content-Length, cookie"),
+            header("X-Hop", "1"),
+            header("connection", "y,, keep-alive, X-Forwarded-For"),
+            header("Y", "2"),
+            header("Z", "3"),
+        ];
+        let named = Named::new(&headers, 1).unwrap();
+        assert_eq!((&named.others[..], named.is_kept), (&["X-Hop", "y"][..], false));
+        let stay: Vec<&str> = headers.iter().filter(|header| named.stays(header)).map(|header| header.name).collect();
+        assert_eq!(stay, ["Connection", "X-Hop", "connection", "Y"]);
     }
 
     #[test]
