@@ -44,7 +44,8 @@ pub fn decide(
     }
     let receiver = match direction {
         Direction::Ingress => Some(subject),
-        Direction::Egress => peer.pod,
+        // In the network of a node, ports are the node's, and have no names.
+        Direction::Egress => peer.pod.filter(|pod| pod.has_network),
     };
     let means = |rule: &Rule, namespace: &str| means(world, namespace, rule, peer, receiver, protocol, port);
     let of_tier = |tier: Tier| {

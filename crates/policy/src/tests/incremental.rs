@@ -5,7 +5,7 @@ use super::*;
 /// Everything that can be told, with few names, so that things meet.
 fn happen(random: &mut Random, planner: &mut Planner, told: &mut BTreeMap<String, Announced>, world: &mut World) {
     let namespaces = ["default", "other", "third"];
-    match random.below(12) {
+    match random.below(13) {
         0..4 => {
             let number = random.below(8);
             let key = format!("{}/p{number}", random.one(&namespaces));
@@ -74,6 +74,16 @@ fn happen(random: &mut Random, planner: &mut Planner, told: &mut BTreeMap<String
             told.retain(|_, had| !had.addresses.iter().any(|address| new.addresses.contains(address)));
             told.insert(pod, new.clone());
             planner.announce(new);
+        }
+        11 => {
+            let made = random_world(random);
+            let name = random.one(&[NODE, "b", "c"]);
+            let made = random.one(&made.nodes.into_values().map(Some).chain([None]).collect::<Vec<_>>());
+            match made.clone() {
+                Some(made) => drop(world.nodes.insert(name.to_owned(), made)),
+                None => drop(world.nodes.remove(name)),
+            }
+            planner.set_node(name, made);
         }
         _ => {
             let known: Vec<Announced> = told.values().cloned().collect();

@@ -16,13 +16,14 @@ use nix::sys::socket::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::random::NODES;
 use super::*;
 
 const PORTS: [u16; 5] = [79, 80, 81, 85, 91];
 const SOURCE_PORT: u16 = 40_000;
-/// The addresses of those who receive that are no pod's.
-const RECEIVING_FOUR: Ipv4Addr = Ipv4Addr::new(10, 99, 1, 2);
-const RECEIVING_SIX: Ipv6Addr = Ipv6Addr::new(0xfd99, 0, 0, 1, 0, 0, 0, 2);
+/// Who is no pod, behind the last bytes of the pods' addresses: the node that sends and the one that receives.
+const SENDING: u8 = 14;
+const RECEIVING: u8 = 15;
 /// Says that all before it has come.
 const LAST: u32 = u32::MAX;
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -86,11 +87,13 @@ fn open(is_v6: bool, protocol: Protocol) -> OwnedFd {
     socket(family, kind, SockFlag::SOCK_CLOEXEC, of).unwrap()
 }
 
-/// The address of a pod.
-fn pod_address(last: u8, is_v6: bool) -> IpAddr {
-    match is_v6 {
-        false => Ipv4Addr::new(10, 42, 0, last).into(),
-        true => Ipv6Addr::new(0xfd42, 0, 0, 0, 0, 0, 0, last.into()).into(),
+/// The address of a pod, or of a node.
+fn address_of(last: u8, is_v6: bool) -> IpAddr {
+    match (last, is_v6) {
+        (SENDING, _) => ip(NODES[1].1[usize::from(is_v6)]),
+        (RECEIVING, _) => ip(NODES[2].1[usize::from(is_v6)]),
+        (_, false) => Ipv4Addr::new(10, 42, 0, last).into(),
+        (_, true) => Ipv6Addr::new(0xfd42, 0, 0, 0, 0, 0, 0, last.into()).into(),
     }
 }
 
@@ -172,8 +175,6 @@ impl Receiver {
 struct Lab {
     /// By the last byte of the address, and whether it is one of IPv6.
     senders: BTreeMap<(u8, bool, Protocol), UdpSocket>,
-    /// From addresses that are no pod's.
-    others: BTreeMap<(bool, Protocol), UdpSocket>,
     receivers: Vec<Receiver>,
     _namespaces: [Namespace; 2],
 }
@@ -216,27 +217,24 @@ impl Lab {
         let gateway = link("va").mac;
         let ways: Vec<(bool, Protocol)> =
             protocols.iter().flat_map(|protocol| [(false, *protocol), (true, *protocol)]).collect();
-        let (senders, others) = sending.run(|| {
+        let senders = sending.run(|| {
             let index = up("eth0", ["10.99.0.2/24", "fd99::2/64"]);
             via(["10.99.0.1", "fd99::1"]);
             know(index, "fd99::1".parse().unwrap(), gateway);
             let mut senders = BTreeMap::new();
-            let mut others = BTreeMap::new();
             for (is_v6, protocol) in &ways {
-                for last in 2..14 {
-                    senders.insert((last, *is_v6, *protocol), sender(pod_address(last, *is_v6), *protocol));
+                for last in 2..=SENDING {
+                    senders.insert((last, *is_v6, *protocol), sender(address_of(last, *is_v6), *protocol));
                 }
-                let own = if *is_v6 { "fd99::2" } else { "10.99.0.2" };
-                others.insert((*is_v6, *protocol), sender(own.parse().unwrap(), *protocol));
             }
-            (senders, others)
+            senders
         });
         let (receivers, mac) = receiving.run(|| {
             let index = up("eth0", ["10.99.1.2/24", "fd99:0:0:1::2/64"]);
             via(["10.99.1.1", "fd99:0:0:1::1"]);
             let socket = Socket::open().unwrap();
             for (last, is_v6) in (2..14).flat_map(|last| [(last, false), (last, true)]) {
-                socket.add_own_address(index, Cidr::host(pod_address(last, is_v6))).unwrap();
+                socket.add_own_address(index, Cidr::host(address_of(last, is_v6))).unwrap();
             }
             let mut receivers: Vec<Receiver> =
                 PORTS.iter().map(|port| Receiver::new(Protocol::Udp, false, *port)).collect();
@@ -245,10 +243,10 @@ impl Lab {
             (receivers, link("eth0").mac)
         });
         for last in 2..14 {
-            know(link("vb").index, pod_address(last, true), mac);
+            know(link("vb").index, address_of(last, true), mac);
         }
-        know(link("vb").index, RECEIVING_SIX.into(), mac);
-        Self { senders, others, receivers, _namespaces: [sending, receiving] }
+        know(link("vb").index, address_of(RECEIVING, true), mac);
+        Self { senders, receivers, _namespaces: [sending, receiving] }
     }
 
     /// Sends packets and returns the numbers of those that arrive.
@@ -256,16 +254,17 @@ impl Lab {
         // A raw socket has no ports.
         let port_of_socket = |port: u16, protocol: Protocol| if protocol == Protocol::Udp { port } else { 0 };
         for (number, (from, to, port, is_v6, protocol)) in packets.iter().enumerate() {
-            let target = SocketAddr::new(pod_address(*to, *is_v6), port_of_socket(*port, *protocol));
+            let target = SocketAddr::new(address_of(*to, *is_v6), port_of_socket(*port, *protocol));
             let sent = bytes(number as u32, *port, *protocol);
             self.senders[&(*from, *is_v6, *protocol)].send_to(&sent, target).unwrap();
         }
         let mut arrived = BTreeSet::new();
         for receiver in &self.receivers {
             let Receiver { protocol, is_v6, port, .. } = receiver;
-            let end: IpAddr = if *is_v6 { RECEIVING_SIX.into() } else { RECEIVING_FOUR.into() };
-            let target = SocketAddr::new(end, port_of_socket(*port, *protocol));
-            self.others[&(*is_v6, *protocol)].send_to(&bytes(LAST, *port, *protocol), target).unwrap();
+            // From one node to another: no policy is about that.
+            let target = SocketAddr::new(address_of(RECEIVING, *is_v6), port_of_socket(*port, *protocol));
+            let sender = &self.senders[&(SENDING, *is_v6, *protocol)];
+            sender.send_to(&bytes(LAST, *port, *protocol), target).unwrap();
             loop {
                 match receiver.next() {
                     LAST => break,
@@ -303,17 +302,26 @@ fn the_kernel_decides_as_policies_say() {
             };
             transactions.iter().for_each(|text| netlink::nft::apply(text).unwrap());
             planner.is_programmed();
+            let last = |pod: &Pod| match (pod.has_network, pod.node.as_str()) {
+                (true, _) => Some(pod.name[1..].parse::<u8>().unwrap() + 2),
+                (false, "b") => Some(SENDING),
+                (false, "c") => Some(RECEIVING),
+                // The kernel's own: what it sends is not forwarded.
+                (false, _) => None,
+            };
             let pods: BTreeMap<u8, &Arc<Pod>> =
-                world.pods.values().map(|pod| (pod.name[1..].parse::<u8>().unwrap() + 2, pod)).collect();
+                world.pods.values().filter_map(|pod| Some((last(pod)?, pod))).collect();
             let mut packets = Vec::new();
             while packets.len() < 150 {
-                let (from, to) = (random.below(12) as u8 + 2, random.below(12) as u8 + 2);
+                // Some are from a node or to one.
+                let (from, to) = (random.below(13) as u8 + 2, random.below(13) as u8 + 2);
+                let to = if to == SENDING { RECEIVING } else { to };
                 if from != to {
                     packets.push((from, to, random.one(&PORTS), random.below(2) == 0, random.one(&protocols)));
                 }
             }
             let expected = |(from, to, port, is_v6, protocol): Packet| {
-                let end = |last: u8| End { address: pod_address(last, is_v6), pod: Some(pods[&last]) };
+                let end = |last: u8| End { address: address_of(last, is_v6), pod: Some(pods[&last]) };
                 let said = |direction, subject: u8, peer: u8| {
                     pods[&subject].node != NODE
                         || decide(&world, direction, pods[&subject], end(peer), protocol, port).is_allowed()
@@ -356,7 +364,7 @@ fn security_a_change_of_policy_lets_nothing_through() {
         tell(&mut planner, &world(pods, vec![closed("always")]));
         planner.settle();
 
-        let target = SocketAddr::new(pod_address(2, false), PORTS[0]);
+        let target = SocketAddr::new(address_of(2, false), PORTS[0]);
         let flood = &lab.senders[&(3, false, Protocol::Udp)];
         let receiver = &lab.receivers[0];
         // Without a policy it is reached.
@@ -420,7 +428,7 @@ fn a_change_of_policy_loses_nothing() {
         netlink::nft::apply(&afresh(planner.plan(), &Inlined::new())).unwrap();
         planner.is_programmed();
 
-        let target = SocketAddr::new(pod_address(2, false), PORTS[0]);
+        let target = SocketAddr::new(address_of(2, false), PORTS[0]);
         let (sender, receiver) = (&lab.senders[&(3, false, Protocol::Udp)], &lab.receivers[0]);
         let is_over = CancellationToken::new();
         let arrived = std::thread::scope(|scope| {

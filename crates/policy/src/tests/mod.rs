@@ -18,6 +18,9 @@ use crate::world::{Direction, Node, Pod, Policy, Protocol, World};
 mod closed;
 mod incremental;
 mod kernel;
+mod random;
+
+use random::{Random, random_world};
 
 const NODE: &str = "a";
 
@@ -244,137 +247,6 @@ fn security_a_pod_that_is_not_shown_yet_is_closed() {
     assert_eq!(announced(&world(vec![shown], vec![deny()]))[&ip("10.42.0.9")], "jump closed");
 }
 
-/// Numbers that look random and are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % limit as u64) as usize
-    }
-
-    fn one<T: Clone>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())].clone()
-    }
-
-    fn some<T>(&mut self, limit: usize, mut make: impl FnMut(&mut Self) -> T) -> Vec<T> {
-        (0..self.below(limit + 1)).map(|_| make(self)).collect()
-    }
-}
-
-fn random_world(random: &mut Random) -> World {
-    let mut pods = Vec::new();
-    for i in 0..12 {
-        let labels = json!({"app": random.one(&["web", "db"]), "tier": random.one(&["front", "back"])});
-        let number = random.one(&[80, 81]);
-        let ports = json!([{"name": "http", "containerPort": number}]);
-        let addresses = [format!("10.42.0.{}", i + 2), format!("fd42::{:x}", i + 2)];
-        let addresses = [addresses[0].as_str(), addresses[1].as_str()];
-        let (namespace, node) = (random.one(&["default", "other"]), random.one(&[NODE, NODE, "b"]));
-        pods.push(pod(namespace, &format!("p{i}"), node, labels, &addresses, ports));
-    }
-    let policies = (0..random.below(5)).map(|i| {
-        let direction = |random: &mut Random, peers: &str| {
-            random.some(3, |random| {
-                let ports = random.some(2, random_port);
-                json!({peers: random.some(3, random_peer), "ports": ports})
-            })
-        };
-        let types = random.one(&[json!(["Ingress"]), json!(["Egress"]), json!(["Ingress", "Egress"])]);
-        let spec = json!({"podSelector": random_selector(random), "policyTypes": types,
-            "ingress": direction(random, "from"), "egress": direction(random, "to")});
-        policy(random.one(&["default", "other"]), &format!("n{i}"), spec)
-    });
-    let policies = policies.collect();
-    let of_cluster = random.below(4);
-    let of_cluster = (0..of_cluster).map(|i| {
-        let subject = match random.below(3) {
-            0 => json!({"namespaces": random_selector(random)}),
-            1 => json!({"namespaces": {"matchLabels": {"team": "red"}}}),
-            _ => json!({"pods": {"namespaceSelector": {}, "podSelector": random_selector(random)}}),
-        };
-        let mut rules = |peers: &str, networks: bool| {
-            random.some(3, |random| {
-                let action = random.one(&["Accept", "Deny", "Pass"]);
-                let mut to = vec![random_cluster_peer(random, networks)];
-                to.extend(random.some(2, |random| random_cluster_peer(random, networks)));
-                let mut rule = json!({"action": action, peers: to});
-                if random.below(3) > 0 {
-                    rule["protocols"] = json!([random_protocol(random), random_protocol(random)]);
-                }
-                rule
-            })
-        };
-        let (ingress, egress) = (rules("from", false), rules("to", true));
-        let tier = random.one(&["Admin", "Baseline"]);
-        let spec = json!({"subject": subject, "ingress": ingress, "egress": egress});
-        cluster_policy(&format!("c{i}"), tier, random.below(3), spec)
-    });
-    let of_cluster = of_cluster.collect();
-    world(pods, policies).with_cluster_policies(of_cluster)
-}
-
-fn random_cluster_peer(random: &mut Random, networks: bool) -> Value {
-    match random.below(if networks { 4 } else { 3 }) {
-        0 => json!({"namespaces": random.one(&[json!({}), json!({"matchLabels": {"team": "red"}})])}),
-        1 => json!({"pods": {"namespaceSelector": {}, "podSelector": random_selector(random)}}),
-        2 => {
-            json!({"pods": {"namespaceSelector": {"matchLabels": {"team": "blue"}}, "podSelector": random_selector(random)}})
-        }
-        _ => {
-            json!({"networks": random.one(&[json!(["10.42.0.4/30", "fd42::/125"]), json!(["0.0.0.0/0"]), json!(["::/0"])])})
-        }
-    }
-}
-
-fn random_protocol(random: &mut Random) -> Value {
-    let protocol = random.one(&["tcp", "udp", "sctp"]);
-    random.one(&[
-        json!({protocol: {}}),
-        json!({protocol: {"destinationPort": {"number": 80}}}),
-        json!({protocol: {"destinationPort": {"range": {"start": 79, "end": 90}}}}),
-        json!({"destinationNamedPort": "http"}),
-    ])
-}
-
-fn random_selector(random: &mut Random) -> Value {
-    random.one(&[
-        json!({}),
-        json!({"matchLabels": {"app": "web"}}),
-        json!({"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["back"]}]}),
-    ])
-}
-
-fn random_peer(random: &mut Random) -> Value {
-    match random.below(5) {
-        0 => json!({"podSelector": random_selector(random)}),
-        1 => json!({"namespaceSelector": {"matchLabels": {"team": "red"}}, "podSelector": random_selector(random)}),
-        2 => json!({"namespaceSelector": {}}),
-        3 => random.one(&[
-            json!({"ipBlock": {"cidr": "10.42.0.0/29", "except": ["10.42.0.3/32"]}}),
-            json!({"ipBlock": {"cidr": "10.42.0.4/30"}}),
-            json!({"ipBlock": {"cidr": "0.0.0.0/0", "except": ["10.42.0.8/29"]}}),
-        ]),
-        _ => random.one(&[
-            json!({"ipBlock": {"cidr": "fd42::/125", "except": ["fd42::4/127"]}}),
-            json!({"ipBlock": {"cidr": "::/0"}}),
-        ]),
-    }
-}
-
-fn random_port(random: &mut Random) -> Value {
-    let protocol = random.one(&["TCP", "UDP", "SCTP"]);
-    random.one(&[
-        json!({"protocol": protocol}),
-        json!({"protocol": protocol, "port": 80}),
-        json!({"protocol": protocol, "port": 81, "endPort": 90}),
-        json!({"protocol": protocol, "port": 79, "endPort": 81}),
-        json!({"port": "http"}),
-    ])
-}
-
 /// What a plan does with the first packet of a connection.
 fn passes(plan: &Plan, from: IpAddr, to: IpAddr, protocol: Protocol, port: u16) -> bool {
     if from == to {
@@ -452,9 +324,9 @@ fn plans_decide_as_policies_say() {
             let protocol = random.one(&[Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
             let port = random.one(&[79, 80, 81, 85, 91]);
             let said = |direction, (subject, peer): (&Arc<Pod>, End<'_>)| -> Decision {
-                match subject.node == NODE {
+                match subject.node == NODE && subject.has_network {
                     true => decide(&world, direction, subject, peer, protocol, port),
-                    false => Decision::Open, // another node's to decide
+                    false => Decision::Open, // another node's to decide, or nobody's
                 }
             };
             let expected =
@@ -684,6 +556,26 @@ fn nodes_are_peers_by_their_labels() {
     check(&world, &[("192.0.2.2", 443, true), ("192.0.2.3", 443, true), ("192.0.2.3", 80, false)]);
     world.nodes.clear();
     check(&world, &[("192.0.2.1", 80, true)]);
+}
+
+#[test]
+fn names_of_ports_are_those_of_pods_with_addresses_of_their_own() {
+    let http = || json!([{"name": "http", "containerPort": 8080}]);
+    let pods = |has_network| {
+        let mut other = pod("default", "other", "b", json!({}), &["192.0.2.2"], http());
+        other.has_network = has_network;
+        vec![pod("default", "web", NODE, json!({}), &["10.42.0.2"], http()), other]
+    };
+    let egress = json!({"podSelector": {}, "policyTypes": ["Egress"],
+        "egress": [{"to": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "ports": [{"port": "http"}]}]});
+    for (has_network, expected) in [(true, true), (false, false)] {
+        let world = world(pods(has_network), vec![policy("default", "p", egress.clone())]);
+        let (web, other) = (&world.pods["default/web"], &world.pods["default/other"]);
+        let end = End { address: ip("192.0.2.2"), pod: Some(other) };
+        let said = decide(&world, Direction::Egress, web, end, Protocol::Tcp, 8080);
+        let found = passes(&planned(&world), ip("10.42.0.2"), ip("192.0.2.2"), Protocol::Tcp, 8080);
+        assert_eq!((said.is_allowed(), found), (expected, expected), "{has_network}");
+    }
 }
 
 #[test]
