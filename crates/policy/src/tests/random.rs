@@ -45,8 +45,8 @@ pub(super) fn random_world(random: &mut Random) -> World {
         // Its labels and its ports are those of others, and nothing to policies.
         let labels = json!({"app": random.one(&["web", "db"]), "tier": random.one(&["front", "back"])});
         let ports = json!([{"name": "http", "containerPort": random.one(&[80, 81])}]);
-        let mut host =
-            pod(random.one(&["default", "other"]), &format!("host-{name}"), name, labels, &addresses, ports);
+        let namespace = random.one(&["default", "other"]);
+        let mut host = pod(namespace, &format!("host-{name}"), name, labels, &addresses, ports);
         host.has_network = false;
         pods.push(host);
     }
