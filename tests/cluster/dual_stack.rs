@@ -114,6 +114,21 @@ apiVersion: v1
 kind: Service
 metadata: {name: hello}
 spec: {type: LoadBalancer, selector: {app: hello}, ports: [{port: 80}]}
+---
+apiVersion: networking.k8s.io/v1
+kind: Ingress
+metadata: {name: hello}
+spec: {defaultBackend: {service: {name: hello, port: {number: 80}}}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: hello}
+spec: {gatewayClassName: cox, listeners: [{name: web, port: 8082, protocol: HTTP}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: hello}
+spec: {parentRefs: [{name: hello}], rules: [{backendRefs: [{name: hello, port: 80}]}]}
 ";
 
 /// What may come in to the pods of the service.
@@ -127,7 +142,9 @@ fn policy(name: &str, ingress: &str) -> String {
 /// Nobody has to say so: the machine has no other address.
 #[test]
 fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
-    let cluster = Cluster::up_on(Host::six(), &[testkit::images::busybox], &["--nodes", "2"]);
+    // The port of Ingresses is another one than that of the load balancer.
+    let flags = ["--nodes", "2", "--gateway-http-port", "8081", "--gateway-address-pool", "2001:db8:64::/124"];
+    let cluster = Cluster::up_on(Host::six(), &[testkit::images::busybox], &flags);
     let kubeconfig = std::fs::read_to_string(cluster.path("kubeconfig")).unwrap();
     assert!(kubeconfig.contains("server: https://[::1]:6443"), "{kubeconfig}");
     let nodes = cluster.kubectl("get nodes -o jsonpath={.items[*].status.addresses[?(@.type=='InternalIP')].address}");
@@ -150,6 +167,27 @@ fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
         cluster.answers(&format!("through {address}"), 2, || cluster.http_get(&address));
     }
     cluster.wait("an answer through the host port", || cluster.http_get("[fd44::2]:8080"));
+
+    // An Ingress at the node's address, and a Gateway at one of its own.
+    let published = |what: &str| {
+        cluster.wait(&format!("an address of {what}"), || {
+            Some(cluster.kubectl(&format!("get {what}"))).filter(|address| !address.is_empty())
+        })
+    };
+    let ingress = published("ingress hello -o jsonpath={.status.loadBalancer.ingress[*].ip}");
+    assert_eq!(ingress, "fd31::2");
+    let gateway = published("gateway hello -o jsonpath={.status.addresses[*].value}");
+    assert!(gateway.starts_with("2001:db8:64::"), "{gateway}");
+    for address in [format!("[{ingress}]:8081"), format!("[{gateway}]:8082")] {
+        cluster.answers(&format!("behind {address}"), 2, || {
+            let url = format!("http://{address}/");
+            let output = cluster.host.command("curl").args(["-sS", "-g", "-m", "20", &url]).output().unwrap();
+            Some(String::from_utf8(output.stdout).unwrap()).filter(|answer| answer.starts_with("Hello from "))
+        });
+    }
+    // The API server fetches pages of the pod on the other node.
+    let page = "get --raw /api/v1/namespaces/default/pods/probed:80/proxy/";
+    assert_eq!(cluster.kubectl(page).trim(), "probed");
 
     // From the other node to both pods, and to the API server by its service.
     let other = Netns::open(cluster.path("run/nodes/node-2/netns")).unwrap();
