@@ -1,10 +1,12 @@
 //! Several nodes on one machine: work spread over them, reached from all of them, and none missed when it goes.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cni::netns::Netns;
 
@@ -143,7 +145,8 @@ fn three_nodes_share_the_work_and_survive() {
 /// Walk 10.1.
 #[test]
 fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
-    let cluster = Cluster::up_with(&[], &["--nodes", "2", "--routes", "vxlan"]);
+    let families = ["--cluster-cidr", "10.42.0.0/16,fd42::/48", "--service-cidr", "10.43.0.0/16,fd43::/112"];
+    let cluster = Cluster::up_with(&[], &[&["--nodes", "2", "--routes", "vxlan"][..], &families].concat());
     let inside = |line: &str| {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", cluster.path("run/nodes/node-2/netns").display())).args(line.split(' '));
@@ -158,6 +161,25 @@ fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
         (said.trim() == "10.43.0.1").then_some(())
     });
     assert!(!routes.contains("via 172.31.7.2"), "nothing goes past the tunnel: {routes}");
+    // In both families a node sends from the first address of its range: policies of the other one know it by that.
+    let ranges = cluster.kubectl("get node node-2 -o jsonpath={.spec.podCIDRs[*]}");
+    let sends_from_its_range = |link: &str| {
+        for (target, range) in ["10.42.0.1", "fd42::1"].into_iter().zip(ranges.split(' ')) {
+            let (own, _) = range.split_once('/').unwrap();
+            cluster.wait(&format!("a way from {own} through {link}"), || {
+                let way = inside(&format!("ip route get {target}"));
+                (way.contains(&format!("dev {link} ")) && way.contains(&format!("src {own} "))).then_some(())
+            });
+        }
+        let network = Netns::open(cluster.path("run/nodes/node-2/netns")).unwrap();
+        // A port that nobody listens at: the first node itself says so.
+        let closed: SocketAddr = "[fd42::1]:9".parse().unwrap();
+        cluster.wait("an answer from the first node over IPv6", || {
+            let asked = network.enter(|| TcpStream::connect_timeout(&closed, Duration::from_secs(5))).unwrap();
+            asked.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused).then_some(())
+        });
+    };
+    sends_from_its_range("cox.vxlan");
 
     // The same nodes, encrypted from now on, with one generation of keys after the other.
     cluster.cox_says("down");
@@ -171,6 +193,7 @@ fn nodes_meet_in_a_tunnel_where_they_are_told_to() {
             let said = inside("dig +short +time=2 +tries=3 @10.42.0.1 kubernetes.default.svc.cluster.local");
             (said.trim() == "10.43.0.1").then_some(())
         });
+        sends_from_its_range(link);
     };
     reaches_the_other("cox-wg1");
     let status = cluster.cox_says("status");
