@@ -15,6 +15,7 @@ use crate::engine::{Container, Engine};
 use crate::error::{Error, Result, doing};
 use crate::pod_config::cgroup_parent;
 use crate::record::{self, ContainerRecord, StatusRecord};
+use crate::shim::client::ShimClient;
 use crate::shim::protocol::Request;
 use crate::{cgroup, names, signal};
 
@@ -125,16 +126,26 @@ pub(crate) async fn stop(engine: &Arc<Engine>, id: &str, timeout: i64) -> Result
     }
     if timeout > 0 {
         let sandbox = engine.sandbox(&container.sandbox_id())?;
-        let (id, signal) = {
-            let record = container.record.lock();
-            (record.id.clone(), record.stop_signal)
-        };
-        sandbox.shim.call(Request::Signal { id, signal }).await?;
-        if ended(&container, Duration::from_secs(timeout as u64)).await {
+        if ended_when_asked(&container, &sandbox.shim, Duration::from_secs(timeout as u64)).await {
             return Ok(());
         }
     }
     kill(engine, &container).await
+}
+
+/// Whether a container has ended by itself. One whose shim cannot tell it to is not spared for that.
+async fn ended_when_asked(container: &Container, shim: &ShimClient, limit: Duration) -> bool {
+    let (id, signal) = {
+        let record = container.record.lock();
+        (record.id.clone(), record.stop_signal)
+    };
+    match shim.call(Request::Signal { id, signal }).await {
+        Ok(_) => ended(container, limit).await,
+        Err(error) => {
+            tracing::warn!(container = container.id(), %error, "cannot be asked to stop");
+            false
+        }
+    }
 }
 
 /// SIGKILL, and waits for the end.
@@ -243,4 +254,22 @@ fn merge(old: &mut v1::LinuxContainerResources, new: &v1::LinuxContainerResource
         }
     }
     old.unified.extend(new.unified.clone());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shim is silent, or gone without a word: then a container is killed like one that does not do what it is asked.
+    #[tokio::test]
+    async fn a_container_that_cannot_be_asked_to_stop_is_killed() {
+        let directory = tempfile::tempdir().unwrap();
+        let container = Container {
+            record: Mutex::default(),
+            directory: directory.path().to_path_buf(),
+            status: watch::channel(StatusRecord::default()).0,
+        };
+        let nobody = ShimClient::new(&directory.path().join("shim.sock"));
+        assert!(!ended_when_asked(&container, &nobody, Duration::from_secs(3600)).await);
+    }
 }

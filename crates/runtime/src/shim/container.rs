@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::child::{self, Joins, Message, Stdio};
 use super::error::{Error, Result, doing};
@@ -22,6 +23,9 @@ const READS_PER_TURN: usize = 16;
 /// Turns for the last words of a container. They are in its pipes by then, which hold a few; whoever else has their other end
 /// may write for ever.
 const LAST_TURNS: usize = 4;
+/// From its fork to its program a process takes milliseconds, or seconds on a busy node. By then others of its container see it,
+/// and may stop it as often as they like.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Container {
     pub(super) id: String,
@@ -522,18 +526,31 @@ fn spawn(
     let followed = enter(pid)
         .map_err(doing("cgroup"))
         .and_then(|()| sys::write(ours.as_fd(), b"g").map_err(doing("child")))
-        .and_then(|_| follow(pid, &ours));
-    if followed.is_err() {
+        .and_then(|_| follow(pid, &ours, READY_TIMEOUT));
+    if let Err(error) = &followed {
         let _ = sys::kill(pid, libc::SIGKILL);
-        sys::wait_for(pid);
+        // One that hangs in the kernel ends later, if at all: it is reaped with all others.
+        if !matches!(error, Error::NeverReady(_)) {
+            sys::wait_for(pid);
+        }
     }
     followed
 }
 
-fn follow(pid: i32, socket: &OwnedFd) -> Result<Started> {
+fn follow(pid: i32, socket: &OwnedFd, limit: Duration) -> Result<Started> {
     let mut started = Started { pid, identity: (0, 0, Vec::new()), terminal: None };
     let mut buffer = vec![0u8; 64 * 1024];
+    let deadline = Instant::now() + limit;
     loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut entry = [sys::Poll { fd: socket.as_raw_fd(), read: true, write: false, ready: false }];
+        sys::poll(&mut entry, i32::try_from(left.as_millis()).unwrap_or(i32::MAX)).map_err(doing("child"))?;
+        if !entry[0].ready {
+            match left.is_zero() {
+                true => return Err(Error::NeverReady(limit)),
+                false => continue,
+            }
+        }
         let mut fds = Vec::new();
         let n = sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds).map_err(doing("child"))?;
         if n == 0 {
@@ -569,6 +586,21 @@ mod tests {
             spec.namespaces.pid = namespace;
             assert_eq!(pod.check_target(&spec).is_ok(), fine, "{namespace:?}");
         }
+    }
+
+    /// A process is seen by others of its container before it is what it is to be. One that they stop says nothing any more, and does
+    /// not end either; whoever waited for it was never heard of again.
+    #[test]
+    fn security_a_process_that_is_stopped_on_its_way_is_given_up() {
+        let (ours, theirs) = sys::message_pair().unwrap();
+        let follow = |limit| follow(7, &ours, limit);
+        assert!(matches!(follow(Duration::from_millis(10)), Err(Error::NeverReady(_))));
+        // Word of it counts also when there is no time left, and so does its end.
+        let word = Message::Failed { message: "no such program".into() };
+        sys::write(theirs.as_fd(), &serde_json::to_vec(&word).unwrap()).unwrap();
+        assert!(matches!(follow(Duration::ZERO), Err(Error::Child(_))));
+        drop(theirs);
+        assert!(follow(Duration::ZERO).is_ok());
     }
 
     /// A stream that has more to say whenever it is read, as that of a program that writes as fast as it can. Whoever reads

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::time::Duration;
 
 use crate::user;
 
@@ -33,6 +34,9 @@ pub(crate) enum Error {
     AlreadyStarted(String),
     #[error("the pod is being stopped")]
     Stopping,
+    /// It was ended, for whoever else asks something of the shim waits meanwhile.
+    #[error("the process was not ready to run its program within {0:?}")]
+    NeverReady(Duration),
     /// A request came without the descriptors that it needs.
     #[error("{0}: a descriptor is missing")]
     Descriptors(&'static str),
