@@ -33,9 +33,10 @@ impl Reference {
         is_loopback(host_name(&self.host))
     }
 
-    /// The tag form, unless the name is a digest only.
+    /// The tag form, unless there is a digest: that says which image is meant, and the registry has perhaps another one under the tag.
     pub(crate) fn tagged(&self) -> Option<String> {
-        self.tag.as_ref().map(|tag| format!("{}:{tag}", self.name()))
+        let tag = self.tag.as_ref().filter(|_| self.digest.is_none())?;
+        Some(format!("{}:{tag}", self.name()))
     }
 }
 
@@ -170,6 +171,19 @@ mod tests {
         }
         let both: Reference = format!("nginx:1@{digest}").parse().unwrap();
         assert_eq!(both.selector(), digest);
-        assert_eq!(both.tagged().as_deref(), Some("docker.io/library/nginx:1"));
+        assert_eq!(both.to_string(), format!("docker.io/library/nginx:1@{digest}"));
+    }
+
+    /// Whoever pulls an old image by its digest, and names a tag with it, would have others on the node run it for the tag.
+    #[test]
+    fn security_a_tag_beside_a_digest_names_no_image() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        for (text, expected) in [
+            ("shop:prod".to_owned(), Some("docker.io/library/shop:prod")),
+            (format!("shop@{digest}"), None),
+            (format!("shop:prod@{digest}"), None),
+        ] {
+            assert_eq!(text.parse::<Reference>().unwrap().tagged().as_deref(), expected, "{text}");
+        }
     }
 }
