@@ -70,6 +70,21 @@ fn done<T>(answer: std::result::Result<T, tonic::Status>) -> Result<()> {
     }
 }
 
+/// Whether an answer is more than a message may be. Lists have the annotations and ports of all pods, and those may be long.
+fn is_too_long(status: &tonic::Status) -> bool {
+    matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted)
+}
+
+/// A list that comes in parts.
+async fn all_of<T, I>(parts: tonic::Response<Streaming<T>>, items: impl Fn(T) -> Vec<I>) -> Result<Vec<I>> {
+    let mut parts = parts.into_inner();
+    let mut all = Vec::new();
+    while let Some(part) = parts.message().await? {
+        all.extend(items(part));
+    }
+    Ok(all)
+}
+
 impl Runtime {
     /// Asks the runtime who it is.
     pub(crate) async fn open(clients: cri::Clients) -> Result<Self> {
@@ -143,26 +158,30 @@ impl Runtime {
 
     pub(crate) async fn sandboxes(&self, uid: Option<&str>) -> Result<Vec<v1::PodSandbox>> {
         let filter = uid.map(|uid| v1::PodSandboxFilter { label_selector: by_uid(uid), ..Default::default() });
-        Ok(self
-            .clients
-            .runtime
-            .clone()
-            .list_pod_sandbox(request(v1::ListPodSandboxRequest { filter }, TIMEOUT))
-            .await?
-            .into_inner()
-            .items)
+        let mut client = self.clients.runtime.clone();
+        let message = v1::ListPodSandboxRequest { filter: filter.clone() };
+        match client.list_pod_sandbox(request(message, TIMEOUT)).await {
+            Ok(answer) => Ok(answer.into_inner().items),
+            Err(status) if is_too_long(&status) => {
+                let message = v1::StreamPodSandboxesRequest { filter };
+                all_of(client.stream_pod_sandboxes(request(message, TIMEOUT)).await?, |part| part.pod_sandboxes).await
+            }
+            Err(status) => Err(status.into()),
+        }
     }
 
     pub(crate) async fn containers(&self, uid: Option<&str>) -> Result<Vec<v1::Container>> {
         let filter = uid.map(|uid| v1::ContainerFilter { label_selector: by_uid(uid), ..Default::default() });
-        Ok(self
-            .clients
-            .runtime
-            .clone()
-            .list_containers(request(v1::ListContainersRequest { filter }, TIMEOUT))
-            .await?
-            .into_inner()
-            .containers)
+        let mut client = self.clients.runtime.clone();
+        let message = v1::ListContainersRequest { filter: filter.clone() };
+        match client.list_containers(request(message, TIMEOUT)).await {
+            Ok(answer) => Ok(answer.into_inner().containers),
+            Err(status) if is_too_long(&status) => {
+                let message = v1::StreamContainersRequest { filter };
+                all_of(client.stream_containers(request(message, TIMEOUT)).await?, |part| part.containers).await
+            }
+            Err(status) => Err(status.into()),
+        }
     }
 
     /// Everything the runtime knows of one pod, newest first.
@@ -355,21 +374,30 @@ impl Runtime {
     }
 
     pub(crate) async fn container_stats(&self) -> Result<Vec<v1::ContainerStats>> {
-        Ok(self
-            .clients
-            .runtime
-            .clone()
-            .list_container_stats(request(v1::ListContainerStatsRequest { filter: None }, TIMEOUT))
-            .await?
-            .into_inner()
-            .stats)
+        let mut client = self.clients.runtime.clone();
+        let message = v1::ListContainerStatsRequest { filter: None };
+        match client.list_container_stats(request(message, TIMEOUT)).await {
+            Ok(answer) => Ok(answer.into_inner().stats),
+            Err(status) if is_too_long(&status) => {
+                let message = v1::StreamContainerStatsRequest { filter: None };
+                let stream = client.stream_container_stats(request(message, TIMEOUT)).await?;
+                all_of(stream, |part| part.container_stats).await
+            }
+            Err(status) => Err(status.into()),
+        }
     }
 
     /// Nothing from a runtime that does not count per sandbox.
     pub(crate) async fn sandbox_stats(&self) -> Result<Vec<v1::PodSandboxStats>> {
+        let mut client = self.clients.runtime.clone();
         let message = v1::ListPodSandboxStatsRequest { filter: None };
-        match self.clients.runtime.clone().list_pod_sandbox_stats(request(message, TIMEOUT)).await {
+        match client.list_pod_sandbox_stats(request(message, TIMEOUT)).await {
             Ok(answer) => Ok(answer.into_inner().stats),
+            Err(status) if is_too_long(&status) => {
+                let message = v1::StreamPodSandboxStatsRequest { filter: None };
+                let stream = client.stream_pod_sandbox_stats(request(message, TIMEOUT)).await?;
+                all_of(stream, |part| part.pod_sandbox_stats).await
+            }
             Err(status) if status.code() == Code::Unimplemented => Ok(Vec::new()),
             Err(status) => Err(status.into()),
         }
@@ -489,3 +517,75 @@ pub(crate) fn bare_id(id: &str) -> &str {
 }
 
 pub(crate) use state::Phase as ContainerPhase;
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::task::{Context, Poll};
+
+    use bytes::Bytes;
+    use cri::tonic::body::Body;
+    use cri::tonic::codegen::Service;
+    use cri::tonic::server::NamedService;
+    use cri::tonic::transport::Server;
+    use http::{HeaderMap, HeaderValue};
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    /// A runtime whose lists are too long for a message. As a stream each has two messages.
+    #[derive(Clone)]
+    struct Crowded;
+
+    impl NamedService for Crowded {
+        const NAME: &'static str = "runtime.v1.RuntimeService";
+    }
+
+    impl Service<http::Request<Body>> for Crowded {
+        type Response = http::Response<Body>;
+        type Error = Infallible;
+        type Future = std::future::Ready<std::result::Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+            if !request.uri().path().contains("/Stream") {
+                let status = cri::tonic::Status::out_of_range("Error, encoded message length too large");
+                return std::future::ready(Ok(status.into_http()));
+            }
+            // Six bytes: a list of one element, whose first field is `id`.
+            let part = || Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\x06\x0a\x04\x0a\x02id")));
+            let mut end = HeaderMap::new();
+            end.insert("grpc-status", HeaderValue::from_static("0"));
+            let body = StreamBody::new(tokio_stream::iter([part(), part(), Ok(Frame::trailers(end))]));
+            let mut answer = http::Response::new(Body::new(body));
+            answer.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+            std::future::ready(Ok(answer))
+        }
+    }
+
+    /// Annotations and ports of all pods are in these lists, and somebody's pods may have long ones: without the lists, nothing is known
+    /// of the pods of others on the node.
+    #[tokio::test]
+    async fn security_lists_too_long_for_a_message_come_in_many() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cri.sock");
+        let services = Server::builder().add_service(Crowded);
+        tokio::spawn(grpc::Socket::bind(&path).unwrap().serve(services, CancellationToken::new()));
+        let runtime = Runtime {
+            clients: cri::Clients::lazy(&path),
+            name: String::new(),
+            version: String::new(),
+            recursive_read_only: false,
+            metrics: KubeletMetrics::new(),
+        };
+        let sandboxes = runtime.sandboxes(None).await.unwrap();
+        assert_eq!(sandboxes.iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>(), ["id", "id"]);
+        let containers = runtime.containers(Some("uid")).await.unwrap();
+        assert_eq!(containers.iter().map(|container| container.id.as_str()).collect::<Vec<_>>(), ["id", "id"]);
+    }
+}

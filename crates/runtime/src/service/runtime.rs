@@ -22,9 +22,13 @@ pub(crate) struct Runtime {
 type Reply<T> = Result<Response<T>, Status>;
 type StreamOf<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// A list as a stream of one message.
-fn once<T: Send + 'static>(message: T) -> Response<StreamOf<T>> {
-    Response::new(Box::pin(tokio_stream::once(Ok(message))))
+/// A list as a stream with a message for each: one for all would be as long as what pods have said of themselves.
+fn each<I, T>(items: Vec<I>, message: impl Fn(I) -> T + Send + 'static) -> Response<StreamOf<T>>
+where
+    I: Send + 'static,
+    T: Send + 'static,
+{
+    Response::new(Box::pin(tokio_stream::iter(items.into_iter().map(move |item| Ok(message(item))))))
 }
 
 /// Reads usage on a thread that may wait for the disk.
@@ -167,9 +171,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamPodSandboxesRequest>,
     ) -> Reply<Self::StreamPodSandboxesStream> {
-        let pod_sandboxes =
-            self.sandboxes(request.into_inner().filter).iter().map(|s| status::sandbox_summary(s)).collect();
-        Ok(once(v1::StreamPodSandboxesResponse { pod_sandboxes }))
+        let sandboxes = self.sandboxes(request.into_inner().filter);
+        Ok(each(sandboxes, |s| v1::StreamPodSandboxesResponse { pod_sandboxes: vec![status::sandbox_summary(&s)] }))
     }
 
     async fn create_container(
@@ -215,9 +218,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamContainersRequest>,
     ) -> Reply<Self::StreamContainersStream> {
-        let containers =
-            self.containers(request.into_inner().filter).iter().map(|c| status::container_summary(c)).collect();
-        Ok(once(v1::StreamContainersResponse { containers }))
+        let containers = self.containers(request.into_inner().filter);
+        Ok(each(containers, |c| v1::StreamContainersResponse { containers: vec![status::container_summary(&c)] }))
     }
 
     async fn container_status(
@@ -297,8 +299,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamContainerStatsRequest>,
     ) -> Reply<Self::StreamContainerStatsStream> {
-        let container_stats = self.list_stats(request.into_inner().filter).await?;
-        Ok(once(v1::StreamContainerStatsResponse { container_stats }))
+        let stats = self.list_stats(request.into_inner().filter).await?;
+        Ok(each(stats, |stats| v1::StreamContainerStatsResponse { container_stats: vec![stats] }))
     }
 
     async fn pod_sandbox_stats(
@@ -325,8 +327,8 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<v1::StreamPodSandboxStatsRequest>,
     ) -> Reply<Self::StreamPodSandboxStatsStream> {
-        let pod_sandbox_stats = self.list_sandbox_stats(request.into_inner().filter).await?;
-        Ok(once(v1::StreamPodSandboxStatsResponse { pod_sandbox_stats }))
+        let stats = self.list_sandbox_stats(request.into_inner().filter).await?;
+        Ok(each(stats, |stats| v1::StreamPodSandboxStatsResponse { pod_sandbox_stats: vec![stats] }))
     }
 
     async fn update_runtime_config(
@@ -428,5 +430,21 @@ impl RuntimeService for Runtime {
         // The kubelet owns the pod's cgroup and has set it already; we have nothing of our own to follow it.
         self.engine.sandbox(&request.into_inner().pod_sandbox_id)?;
         Ok(Response::new(v1::UpdatePodSandboxResourcesResponse {}))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each pod has annotations and ports to its liking; all of them together are more than a message may be.
+    #[tokio::test]
+    async fn security_what_is_streamed_comes_in_messages_of_one() {
+        let annotations = HashMap::from([("a".to_owned(), "x".repeat(256 << 10))]);
+        let sandboxes = vec![v1::PodSandbox { annotations, ..Default::default() }; 110];
+        let stream = each(sandboxes, |sandbox| v1::StreamPodSandboxesResponse { pod_sandboxes: vec![sandbox] });
+        let messages: Vec<_> = stream.into_inner().collect().await;
+        assert_eq!(messages.len(), 110);
+        assert!(messages.iter().flatten().all(|message| message.pod_sandboxes.len() == 1));
     }
 }
