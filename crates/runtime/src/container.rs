@@ -94,6 +94,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         }),
         directory,
         status: watch::channel(StatusRecord::default()).0,
+        changing: Default::default(),
     };
     container.save()?;
     engine.containers.lock().insert(id.clone(), Arc::new(container));
@@ -103,6 +104,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
 
 pub(crate) async fn start(engine: &Arc<Engine>, id: &str) -> Result<()> {
     let container = engine.container(id)?;
+    let _alone = container.changing.lock().await;
     if container.state() != v1::ContainerState::ContainerCreated {
         return Err(Error::Precondition(format!("container {id} was started already")));
     }
@@ -180,6 +182,8 @@ pub(crate) async fn remove(engine: &Arc<Engine>, id: &str) -> Result<()> {
         Err(Error::NotFound { .. }) => return Ok(()),
         Err(error) => return Err(error),
     };
+    // Without its record nobody would end what is just being started.
+    let _alone = container.changing.lock().await;
     kill(engine, &container).await?;
     let (id, sandbox, cgroup) = {
         let record = container.record.lock();
@@ -212,6 +216,8 @@ pub(crate) async fn reopen_log(engine: &Arc<Engine>, id: &str) -> Result<()> {
 
 pub(crate) async fn update(engine: &Arc<Engine>, id: &str, new: v1::LinuxContainerResources) -> Result<()> {
     let container = engine.container(id)?;
+    // What is just being started has read its limits already, and does not run yet.
+    let _alone = container.changing.lock().await;
     if container.state() == v1::ContainerState::ContainerExited {
         return Err(Error::Precondition(format!("container {id} has exited")));
     }
@@ -258,18 +264,94 @@ fn merge(old: &mut v1::LinuxContainerResources, new: &v1::LinuxContainerResource
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
     use super::*;
+    use crate::cgroup::Cgroups;
+    use crate::engine::Sandbox;
+    use crate::image::ImageStore;
+    use crate::record::SandboxRecord;
+    use crate::shim::protocol::{self, Response};
+    use crate::shim::starter::Starter;
+
+    fn created(directory: &Path, record: ContainerRecord) -> Container {
+        Container {
+            record: Mutex::new(record),
+            directory: directory.to_path_buf(),
+            status: watch::channel(StatusRecord::default()).0,
+            changing: Default::default(),
+        }
+    }
 
     /// A shim is silent, or gone without a word: then a container is killed like one that does not do what it is asked.
     #[tokio::test]
     async fn a_container_that_cannot_be_asked_to_stop_is_killed() {
         let directory = tempfile::tempdir().unwrap();
-        let container = Container {
-            record: Mutex::default(),
-            directory: directory.path().to_path_buf(),
-            status: watch::channel(StatusRecord::default()).0,
-        };
+        let container = created(directory.path(), ContainerRecord::default());
         let nobody = ShimClient::new(&directory.path().join("shim.sock"));
         assert!(!ended_when_asked(&container, &nobody, Duration::from_secs(3600)).await);
+    }
+
+    /// A container whose sandbox has this test as its shim.
+    fn engine(root: &Path, cgroups: Cgroups) -> Arc<Engine> {
+        let starter = Arc::new(Starter::new(fs::File::open("/dev/null").unwrap().into()));
+        let sandbox = Sandbox {
+            record: Mutex::new(SandboxRecord { id: "sandbox".into(), ..Default::default() }),
+            directory: root.to_path_buf(),
+            shim: ShimClient::new(&root.join("shim.sock")),
+            pause_pid: 0,
+            alive: true.into(),
+            changing: Default::default(),
+        };
+        let record = ContainerRecord {
+            id: "container".into(),
+            sandbox: "sandbox".into(),
+            cgroup: "/cox-tests/of-no-container".into(),
+            ..Default::default()
+        };
+        let container = created(&root.join("container"), record);
+        fs::create_dir(&container.directory).unwrap();
+        Arc::new(Engine {
+            config: crate::Config::new(root, root, root.join("cri.sock")),
+            images: Arc::new(ImageStore::open(root).unwrap()),
+            mirrors: Default::default(),
+            cgroups,
+            sandboxes: Mutex::new([("sandbox".to_owned(), Arc::new(sandbox))].into()),
+            containers: Mutex::new([("container".to_owned(), Arc::new(container))].into()),
+            events: tokio::sync::broadcast::channel(1).0,
+            shims: starter,
+            pod_cidr: Default::default(),
+            cpu_rates: Default::default(),
+            walks: Default::default(),
+            tasks: Default::default(),
+            stop: Default::default(),
+        })
+    }
+
+    /// Removed between its record and its first process, a container would run and nobody would know of it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_container_is_not_removed_while_it_is_started() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("shim.sock")).unwrap();
+        let engine = engine(directory.path(), cgroups);
+        let (one, other) = (engine.clone(), engine.clone());
+        let starting = tokio::spawn(async move { start(&one, "container").await.is_ok() });
+        let (shim, _) = listener.accept().unwrap();
+        assert!(matches!(protocol::receive(&shim, &mut Vec::new()).unwrap(), Request::Start { .. }));
+        let mut removing = tokio::spawn(async move { remove(&other, "container").await.is_ok() });
+        let removed = tokio::time::timeout(Duration::from_millis(100), &mut removing).await;
+        assert!(removed.is_err(), "the shim has not answered yet");
+
+        let place = directory.path().join("container");
+        let ended = StatusRecord { pid: 1, started_at: 1, finished_at: 2, ..Default::default() };
+        record::write(&place.join("status.json"), &ended).unwrap();
+        protocol::send(&shim, &Response::Started { pid: 1 }, &[]).unwrap();
+        assert!(starting.await.unwrap() && removing.await.unwrap());
+        assert!(engine.containers.lock().is_empty() && !place.exists());
     }
 }

@@ -78,6 +78,8 @@ pub(crate) struct Container {
     pub(crate) record: Mutex<ContainerRecord>,
     pub(crate) directory: PathBuf,
     pub(crate) status: watch::Sender<StatusRecord>,
+    /// Starting, changing its limits and removing happen once at a time.
+    pub(crate) changing: tokio::sync::Mutex<()>,
 }
 
 impl Sandbox {
@@ -233,6 +235,7 @@ impl Engine {
                         directory: directory.clone(),
                         record: Mutex::new(record),
                         status: watch::channel(StatusRecord::default()).0,
+                        changing: Default::default(),
                     };
                     container.refresh();
                     self.containers.lock().insert(container.id(), Arc::new(container));
@@ -478,6 +481,7 @@ mod tests {
             record: Mutex::default(),
             directory: directory.path().to_path_buf(),
             status: watch::channel(StatusRecord::default()).0,
+            changing: Default::default(),
         });
         let running = StatusRecord { pid: 1, started_at: 1, ..Default::default() };
         let ended = StatusRecord { finished_at: 2, exit_code: 3, ..running.clone() };
