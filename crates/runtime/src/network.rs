@@ -42,7 +42,19 @@ pub(crate) async fn add(config: &Config, id: &str, pod: &v1::PodSandboxConfig, p
     let network = load(config).await.map_err(failed)?;
     let arguments = arguments(id, pod);
     let result = network.add(id, &format!("/proc/{pid}/ns/net"), INTERFACE, &arguments).await.map_err(failed)?;
-    Ok(result.ips.iter().map(|ip| ip.address.addr.to_string()).collect())
+    addresses(id, &result)
+}
+
+/// What a pod is reached at. A result may have addresses of the node's ends of links besides, unless it says of no link that it is
+/// the pod's. Without any address a pod would start, and nobody would ever reach it.
+fn addresses(id: &str, result: &cni::AddResult) -> Result<Vec<String>> {
+    let own: Vec<String> = result.pod_addresses().map(|address| address.addr.to_string()).collect();
+    let all = || result.ips.iter().map(|ip| ip.address.addr.to_string()).collect();
+    let addresses: Vec<String> = if own.is_empty() { all() } else { own };
+    match addresses.is_empty() {
+        true => Err(Error::Network { id: id.into(), message: "the plug-ins gave it no address".into() }),
+        false => Ok(addresses),
+    }
 }
 
 /// Undoes [`add`], by what it noted or else by what is configured now; fine to repeat, and fine without the namespace.
@@ -84,6 +96,28 @@ pub(crate) async fn problem(config: &Config) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pod_has_the_addresses_of_its_own_links() {
+        let of = |interfaces: &str, ips: &str| {
+            let text = format!(r#"{{"cniVersion": "1.0.0", "interfaces": [{interfaces}], "ips": [{ips}]}}"#);
+            let result = cni::AddResult::parse(&serde_json::from_str(&text).unwrap()).unwrap();
+            addresses("c1", &result).map_err(|error| error.to_string())
+        };
+        let (host, pod) = (r#"{"name": "br0"}"#, r#"{"name": "eth0", "sandbox": "/proc/7/ns/net"}"#);
+        let (first, second) =
+            (r#"{"address": "10.0.0.1/24", "interface": 0}"#, r#"{"address": "10.0.0.2/24", "interface": 1}"#);
+        let both = format!("{first}, {second}");
+        for (interfaces, ips, expected) in [
+            (format!("{host}, {pod}"), both.as_str(), &["10.0.0.2"][..]),
+            (format!("{host}, {host}"), &both, &["10.0.0.1", "10.0.0.2"]),
+            (String::new(), r#"{"address": "10.0.0.3/24"}"#, &["10.0.0.3"]),
+        ] {
+            assert_eq!(of(&interfaces, ips).unwrap(), expected, "{interfaces}");
+        }
+        let refused = of(&format!("{host}, {pod}"), "").unwrap_err();
+        assert!(refused.ends_with("the plug-ins gave it no address"), "{refused}");
+    }
 
     #[tokio::test]
     async fn security_a_network_that_cannot_be_read_is_not_taken_for_none() {
