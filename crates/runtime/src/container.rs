@@ -53,21 +53,30 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         let path = directory.join(part);
         fs::create_dir_all(&path).map_err(doing(format!("creating {}", path.display())))?;
     }
-    let input = container_spec::Input {
-        engine,
-        sandbox: &sandbox,
-        pod: &pod,
-        config: &config,
-        image: &image,
-        directory: &directory,
-        cgroup: &cgroup,
-        log_path: log_path.clone(),
-    };
     let spec_file = engine.spec_file(&id);
-    let prepared = container_spec::build(&input).and_then(|built| {
-        record::write_spec(&directory, &spec_file, &built.spec).map_err(doing("writing spec.json"))?;
-        Ok(built)
-    });
+    let prepare = {
+        let (engine, sandbox, image, spec_file) = (engine.clone(), sandbox.clone(), image.clone(), spec_file.clone());
+        let (pod, config, directory) = (pod.clone(), config.clone(), directory.clone());
+        let (cgroup, log_path) = (cgroup.clone(), log_path.clone());
+        move || {
+            let input = container_spec::Input {
+                engine: &engine,
+                sandbox: &sandbox,
+                pod: &pod,
+                config: &config,
+                image: &image,
+                directory: &directory,
+                cgroup: &cgroup,
+                log_path,
+            };
+            Ok(container_spec::build(&input).and_then(|built| {
+                record::write_spec(&directory, &spec_file, &built.spec).map_err(doing("writing spec.json"))?;
+                Ok(built)
+            }))
+        }
+    };
+    // What is mounted is looked at. It may be on a server that is silent, which would hold up whoever else has this thread.
+    let prepared = blocking(prepare).await.unwrap_or_else(|error| Err(doing("preparing a container")(error)));
     let built = match prepared {
         Ok(built) => built,
         Err(error) => {
@@ -297,7 +306,7 @@ mod tests {
     fn engine(root: &Path, cgroups: Cgroups) -> Arc<Engine> {
         let starter = Arc::new(Starter::new(fs::File::open("/dev/null").unwrap().into()));
         let sandbox = Sandbox {
-            record: Mutex::new(SandboxRecord { id: "sandbox".into(), ..Default::default() }),
+            record: Mutex::new(SandboxRecord { id: "sandbox".into(), complete: true, ..Default::default() }),
             directory: root.to_path_buf(),
             shim: ShimClient::new(&root.join("shim.sock")),
             pause_pid: 0,
@@ -353,5 +362,51 @@ mod tests {
         protocol::send(&shim, &Response::Started { pid: 1 }, &[]).unwrap();
         assert!(starting.await.unwrap() && removing.await.unwrap());
         assert!(engine.containers.lock().is_empty() && !place.exists());
+    }
+
+    /// A pod may mount what it likes of servers that it likes, and one of them may stop to answer: then nothing that is asked about the
+    /// mount comes back. Here it is a lock that is held for a while.
+    #[tokio::test]
+    async fn security_what_a_container_mounts_holds_up_no_other() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path(), cgroups);
+        let id = format!("sha256:{}", "a".repeat(64));
+        engine.images.put(crate::image::store::Image { id: id.clone(), ..Default::default() }).unwrap();
+        let options = v1::NamespaceOption {
+            pid: v1::NamespaceMode::Target.into(),
+            target_id: "container".into(),
+            ..Default::default()
+        };
+        let security = v1::LinuxContainerSecurityContext { namespace_options: Some(options), ..Default::default() };
+        let config = v1::ContainerConfig {
+            metadata: Some(v1::ContainerMetadata { name: "debugger".into(), attempt: 0 }),
+            image: Some(v1::ImageSpec { image: id, ..Default::default() }),
+            command: vec!["sh".into()],
+            linux: Some(v1::LinuxContainerConfig { security_context: Some(security), ..Default::default() }),
+            ..Default::default()
+        };
+        let request =
+            v1::CreateContainerRequest { pod_sandbox_id: "sandbox".into(), config: Some(config), ..Default::default() };
+
+        let ((locked, is_locked), (answer, answered)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
+        let silent = engine.clone();
+        let server = std::thread::spawn(move || {
+            let _containers = silent.containers.lock();
+            locked.send(()).unwrap();
+            // If nobody else has a turn, nobody asks it to go on.
+            let _ = answered.recv_timeout(Duration::from_secs(5));
+        });
+        is_locked.recv().unwrap();
+        let mut creating = Box::pin(create(&engine, request));
+        let created = tokio::time::timeout(Duration::from_millis(100), &mut creating).await;
+        assert!(created.is_err(), "others had no turn");
+        answer.send(()).unwrap();
+        let refused = creating.await.unwrap_err().to_string();
+        assert!(refused.contains("target container container is not running"), "{refused}");
+        server.join().unwrap();
     }
 }
