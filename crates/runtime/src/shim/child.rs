@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -36,6 +37,10 @@ pub(crate) enum Message {
         message: String,
     },
 }
+
+/// From its fork to its program a process takes milliseconds, or seconds on a busy node. By then others of its container see it,
+/// and may stop it as often as they like; whoever else asks something of the shim waits meanwhile.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// stdin, stdout, stderr; none when the process gets a terminal.
 pub(crate) type Stdio = Option<[OwnedFd; 3]>;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::child::{self, Joins, Message, Stdio};
+use super::child::{self, Joins, Message, READY_TIMEOUT, Stdio};
 use super::error::{Error, Result, doing};
 use super::log::{Line, Log};
 use super::oci::External;
@@ -23,9 +23,6 @@ const READS_PER_TURN: usize = 16;
 /// Turns for the last words of a container. They are in its pipes by then, which hold a few; whoever else has their other end
 /// may write for ever.
 const LAST_TURNS: usize = 4;
-/// From its fork to its program a process takes milliseconds, or seconds on a busy node. By then others of its container see it,
-/// and may stop it as often as they like.
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) struct Container {
     pub(super) id: String,
@@ -542,14 +539,8 @@ fn follow(pid: i32, socket: &OwnedFd, limit: Duration) -> Result<Started> {
     let mut buffer = vec![0u8; 64 * 1024];
     let deadline = Instant::now() + limit;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut entry = [sys::Poll { fd: socket.as_raw_fd(), read: true, write: false, ready: false }];
-        sys::poll(&mut entry, i32::try_from(left.as_millis()).unwrap_or(i32::MAX)).map_err(doing("child"))?;
-        if !entry[0].ready {
-            match left.is_zero() {
-                true => return Err(Error::NeverReady(limit)),
-                false => continue,
-            }
+        if !sys::is_readable_by(socket.as_fd(), deadline).map_err(doing("child"))? {
+            return Err(Error::NeverReady(limit));
         }
         let mut fds = Vec::new();
         let n = sys::receive_with_fds(socket.as_fd(), &mut buffer, &mut fds).map_err(doing("child"))?;

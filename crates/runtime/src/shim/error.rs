@@ -34,7 +34,7 @@ pub(crate) enum Error {
     AlreadyStarted(String),
     #[error("the pod is being stopped")]
     Stopping,
-    /// It was ended, for whoever else asks something of the shim waits meanwhile.
+    /// It was ended.
     #[error("the process was not ready to run its program within {0:?}")]
     NeverReady(Duration),
     /// A request came without the descriptors that it needs.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::child::Stdio;
+use super::child::{READY_TIMEOUT, Stdio};
 use super::error::{Error, Result, doing};
 use super::kernel::Linux;
 use super::{oci_config, rootfs};
@@ -156,9 +156,14 @@ impl External {
     }
 
     fn finished(&self, command: &str, pid: i32) -> Result<()> {
-        match sys::wait_for(pid) {
-            0 => Ok(()),
-            code => {
+        match sys::wait_at_most(pid, READY_TIMEOUT).map_err(doing("waiting for the runtime"))? {
+            Some(0) => Ok(()),
+            None => {
+                // It is reaped with all others.
+                let _ = sys::kill(pid, libc::SIGKILL);
+                Err(Error::NeverReady(READY_TIMEOUT))
+            }
+            Some(code) => {
                 let name = self.program.file_name().unwrap_or_default().display();
                 let message = last_error(&fs::read_to_string(self.log()).unwrap_or_default());
                 Err(Error::External {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Instant;
 
 use super::cvt;
 
@@ -164,6 +165,19 @@ pub(crate) fn poll(entries: &mut [Poll], timeout_ms: i32) -> io::Result<()> {
         entry.ready = fd.revents != 0;
     }
     Ok(())
+}
+
+/// Whether there is something to read, or the end, before a deadline.
+pub(crate) fn is_readable_by(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut entry = [Poll { fd: fd.as_raw_fd(), read: true, write: false, ready: false }];
+        poll(&mut entry, i32::try_from(left.as_millis()).unwrap_or(i32::MAX))?;
+        // A signal may have ended the wait.
+        if entry[0].ready || left.is_zero() {
+            return Ok(entry[0].ready);
+        }
+    }
 }
 
 pub(crate) fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {

@@ -3,7 +3,8 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 
 use super::{c_str, cvt};
 
@@ -91,6 +92,16 @@ pub(crate) fn wait_for(pid: i32) -> i32 {
         }
     }
     if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) }
+}
+
+/// The same, for so long: none if it goes on.
+pub(crate) fn wait_at_most(pid: i32, limit: Duration) -> io::Result<Option<i32>> {
+    // SAFETY: the descriptor returned is fresh and owned here.
+    let process = unsafe { OwnedFd::from_raw_fd(cvt(libc::syscall(libc::SYS_pidfd_open, pid, 0))? as RawFd) };
+    match super::is_readable_by(process.as_fd(), Instant::now() + limit)? {
+        true => Ok(Some(wait_for(pid))),
+        false => Ok(None),
+    }
 }
 
 pub(crate) fn prctl(option: i32, a: u64, b: u64) -> io::Result<i32> {
@@ -195,6 +206,17 @@ pub(crate) fn own_namespace(kind: &str) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Others of a container may stop what an external runtime starts in it, and then that runtime does not end.
+    #[test]
+    fn security_a_program_that_does_not_end_is_waited_for_so_long() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id() as i32;
+        assert_eq!(wait_at_most(pid, Duration::from_millis(10)).unwrap(), None);
+        kill(pid, libc::SIGKILL).unwrap();
+        assert_eq!(wait_at_most(pid, Duration::from_secs(600)).unwrap(), Some(128 + libc::SIGKILL));
+        assert!(child.wait().is_err(), "it is reaped");
+    }
 
     #[test]
     fn security_a_session_keyring_is_shared_with_nobody() {
