@@ -461,11 +461,17 @@ impl Running {
         Ok(())
     }
 
-    /// Gives the runtime the pod range that the node gets.
+    /// Gives the runtime the pod range that the node gets, and pods what others write into its capacity.
     fn follow_own_node(&self) {
         let (runtime, tasks, changed) = (self.kubelet.runtime.clone(), self.tasks.clone(), self.changed.clone());
         self.informers.own_node.subscribe(move |event| {
             let cidr = |node: &Node| node.spec.as_ref().and_then(|spec| spec.pod_cidr.clone());
+            let extended = |node: &Node| node.status.as_ref().map(node_status::extended).unwrap_or_default();
+            if let Event::Modified { new, .. } = event
+                && !extended(new).is_empty()
+            {
+                changed.notify_one();
+            }
             let new = match event {
                 Event::Added(node) => cidr(node),
                 Event::Modified { old, new } if cidr(old) != cidr(new) => cidr(new),

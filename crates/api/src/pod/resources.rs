@@ -76,6 +76,14 @@ pub fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
 
+/// Resources that others than Kubernetes count: their names have a domain of their own, and quotas can name them, too
+/// (`IsExtendedResourceName`, v1.36).
+pub fn is_extended(name: &str) -> bool {
+    let is_native = !name.contains('/') || name.contains("kubernetes.io/");
+    let of_quota = || format!("requests.{name}");
+    !is_native && !name.starts_with("requests.") && crate::validation::qualified_name(&of_quota()).is_empty()
+}
+
 /// What the pod asks for, overhead included, where a limit without a request counts as a request: a pod that has not
 /// been through the API server has no defaults.
 pub fn effective_requests(spec: &PodSpec) -> Amounts {
@@ -173,6 +181,23 @@ mod tests {
             assert_eq!(with_overhead(&pod, Side::Requests)["cpu"].to_string(), expected, "{spec}");
         }
     }
+
+    #[test]
+    fn extended_resources_have_a_domain_of_their_own() {
+        for (name, expected) in [
+            ("example.com/gpu", true),
+            ("kubernetes.io.example.com/gpu", true),
+            ("cpu", false),
+            ("gpu", false),
+            ("kubernetes.io/gpu", false),
+            ("x.kubernetes.io/gpu", false),
+            ("requests.example.com/gpu", false),
+            ("example.com/", false),
+        ] {
+            assert_eq!(is_extended(name), expected, "{name}");
+        }
+    }
+
     #[test]
     fn sides_and_overhead() {
         let spec: PodSpec = serde_json::from_value(json!({

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use api::pod::resources::is_extended;
 use api::sort::CompactCollect as _;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 
@@ -34,26 +35,5 @@ impl Plugin for ExtendedResourceToleration {
             }
         }
         admitted()
-    }
-}
-
-/// A name with a domain that is not Kubernetes' own (`IsExtendedResourceName`).
-fn is_extended(name: &str) -> bool {
-    let Some((domain, _)) = name.split_once('/') else { return false };
-    let native = domain.contains("kubernetes.io");
-    !native && !name.starts_with("requests.") && api::validation::qualified_name(&format!("requests.{name}")).is_empty()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extended_names_have_a_foreign_domain() {
-        for (name, extended) in
-            [("example.com/gpu", true), ("cpu", false), ("kubernetes.io/x", false), ("requests.example.com/gpu", false)]
-        {
-            assert_eq!(is_extended(name), extended, "{name}");
-        }
     }
 }

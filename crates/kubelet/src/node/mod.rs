@@ -141,13 +141,17 @@ impl NodeAgent {
             let until = self.in_use.begun();
             let new = self.status(&old).await;
             let is_ready = api::node::status_is_ready(&new);
-            let is_deleted = was_ready && self.own_node.get(name).is_none();
+            let present = self.own_node.get(name);
+            let is_deleted = was_ready && present.is_none();
+            let extended =
+                present.as_ref().and_then(|node| node.status.as_ref()).map(status::extended).unwrap_or_default();
             let due =
                 is_deleted || last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             let used = new.volumes_in_use.clone().unwrap_or_default();
-            if due || !is_certain || reported.as_ref().is_none_or(|reported| status::differs(reported, &new)) {
+            let is_new = reported.as_ref().is_none_or(|reported| status::differs(reported, &new));
+            if due || !is_certain || is_new || !extended.is_empty() {
                 is_certain = false;
-                let patch = Patch::strategic(json!({"status": status::patch(&new)}));
+                let patch = Patch::strategic(json!({"status": status::patch(&new, &extended)}));
                 match api.patch_status(name, &patch).await {
                     Ok(_) => {
                         last_write = Some(tokio::time::Instant::now());

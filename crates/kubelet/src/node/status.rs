@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use api::pod::resources::is_extended;
 use api::quantity::{Format, Quantity};
 use api::sort::CompactSort as _;
 use cri::v1;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::machine::Machine;
 use crate::config::Settings;
-use crate::resources::ResourceList;
+use crate::resources::{self, ResourceList};
 use crate::runtime::CallError;
 use crate::thresholds::{self, Pressure};
 
@@ -252,9 +253,31 @@ pub(crate) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     still(old) != still(new)
 }
 
-/// The status as a strategic merge patch; lists with a merge key are replaced as a whole.
-pub(crate) fn patch(status: &NodeStatus) -> Value {
+/// What has to change in `allocatable` so that pods can have all of what others wrote into the Node's capacity, and nothing that
+/// is not there any more (`MachineInfo`, v1.36): an amount, or none for a name that goes.
+pub(crate) fn extended(present: &NodeStatus) -> BTreeMap<String, Option<ApiQuantity>> {
+    let nothing = ResourceList::new();
+    let capacity = present.capacity.as_ref().unwrap_or(&nothing);
+    let allocatable = present.allocatable.as_ref().unwrap_or(&nothing);
+    let mut changes = BTreeMap::new();
+    for (name, amount) in capacity.iter().filter(|(name, _)| is_extended(name)) {
+        if allocatable.get(name).and_then(resources::parse) != resources::parse(amount) {
+            changes.insert(name.clone(), Some(amount.clone()));
+        }
+    }
+    for name in allocatable.keys().filter(|name| is_extended(name) && !capacity.contains_key(*name)) {
+        changes.insert(name.clone(), None);
+    }
+    changes
+}
+
+/// The status as a strategic merge patch, with what changes of [`extended`] resources; lists with a merge key are replaced as a
+/// whole.
+pub(crate) fn patch(status: &NodeStatus, extended: &BTreeMap<String, Option<ApiQuantity>>) -> Value {
     let mut value = api::codec::to_value(status).unwrap_or_else(|_| json!({}));
+    if let Some(allocatable) = value.get_mut("allocatable").and_then(Value::as_object_mut) {
+        allocatable.extend(extended.iter().map(|(name, amount)| (name.clone(), json!(amount))));
+    }
     if let Some(addresses) = value.get_mut("addresses").and_then(Value::as_array_mut) {
         addresses.insert(0, json!({"$patch": "replace"}));
     }
@@ -306,6 +329,30 @@ mod tests {
         for (name, expected) in [("cpu", "1500m"), ("memory", "924Mi"), ("pods", "110"), ("ephemeral-storage", "800")] {
             let got: Quantity = list[name].0.parse().unwrap();
             assert_eq!(got, expected.parse().unwrap(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_others_count_can_be_used() {
+        let lists = |capacity: &str, allocatable: &str| NodeStatus {
+            capacity: resources::tests::list(capacity),
+            allocatable: resources::tests::list(allocatable),
+            ..Default::default()
+        };
+        for (capacity, allocatable, expected) in [
+            ("cpu=2", "cpu=1", json!({})),
+            ("cpu=2,example.com/dongle=4", "cpu=1", json!({"example.com/dongle": "4"})),
+            ("example.com/dongle=1k", "example.com/dongle=1000", json!({})),
+            ("example.com/dongle=6", "example.com/dongle=4", json!({"example.com/dongle": "6"})),
+            ("cpu=2", "cpu=1,example.com/dongle=4", json!({"example.com/dongle": null})),
+            ("", "hugepages-64Ki=0", json!({})),
+        ] {
+            let changes = extended(&lists(capacity, allocatable));
+            let own = NodeStatus { allocatable: resources::tests::list("cpu=1"), ..Default::default() };
+            assert_eq!(json!(changes), expected, "{capacity} {allocatable}");
+            let written = patch(&own, &changes);
+            assert_eq!(written["allocatable"]["cpu"], "1");
+            assert_eq!(written["allocatable"].as_object().unwrap().len(), 1 + changes.len());
         }
     }
 }

@@ -85,6 +85,7 @@ const TESTS: &[Test] = tests![
     certificates::nodes_get_and_renew_their_certificates,
     pressure::short_memory_ends_pods,
     pressure::whole_processors_are_given_away_once,
+    pressure::resources_that_others_count_can_be_used,
     static_pods::static_pods_follow_their_manifests,
     registry::secrets_open_registries,
     systemd::pods_end_before_the_node,

@@ -314,6 +314,20 @@ impl Node {
         }
     }
 
+    /// Waits until pods can have this much of a resource.
+    pub(crate) async fn wait_allocatable(&self, resource: &str, expected: Option<&str>) {
+        let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;
+        loop {
+            let found: ApiNode = self.api.client().all().get(&self.name).await.unwrap();
+            let amount = found.status.and_then(|status| status.allocatable?.remove(resource));
+            if amount.as_ref().map(|amount| amount.0.as_str()) == expected {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "never {expected:?} of {resource}: {amount:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
     /// Where the kubelet's server listens, as the Node says.
     pub(crate) async fn port(&self) -> u16 {
         let deadline = tokio::time::Instant::now() + WAIT_TIMEOUT;

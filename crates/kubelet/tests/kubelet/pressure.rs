@@ -1,5 +1,7 @@
-//! A node that runs short, and processors that are given away.
+//! A node that runs short, processors that are given away, and resources that others count.
 
+use client::Patch;
+use k8s_openapi::api::core::v1::Node as ApiNode;
 use serde_json::json;
 
 use crate::node::{Node, is_ready, phase, shell};
@@ -74,4 +76,15 @@ pub(crate) async fn whole_processors_are_given_away_once(node: &mut Node) {
     );
     node.delete("whole").await;
     node.wait_log(&shared, "c", |log| log.lines().next_back() == Some(all)).await;
+}
+
+/// Who counts a resource writes it into the capacity of the Node; the kubelet lets pods have it.
+pub(crate) async fn resources_that_others_count_can_be_used(node: &mut Node) {
+    node.wait_condition("Ready", "True").await;
+    let nodes = node.api.client().all::<ApiNode>();
+    for (capacity, expected) in [(json!("4"), Some("4")), (json!("6"), Some("6")), (json!(null), None)] {
+        let written = json!({"status": {"capacity": {"example.com/dongle": capacity}}});
+        nodes.patch_status(&node.name, &Patch::merge(written)).await.unwrap();
+        node.wait_allocatable("example.com/dongle", expected).await;
+    }
 }

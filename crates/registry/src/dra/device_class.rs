@@ -1,6 +1,7 @@
 //! DeviceClass: devices that are alike, and how they are configured.
 
 use api::field::{FieldErrors, Path};
+use api::pod::resources::is_extended;
 use k8s_openapi::api::resource::v1::DeviceClass;
 
 use super::rules;
@@ -29,7 +30,7 @@ impl Strategy for DeviceClassStrategy {
             },
         );
         if let Some(name) = &class.spec.extended_resource_name
-            && !is_extended_resource(name)
+            && !is_extended(name)
         {
             errors.invalid(path.child("extendedResourceName"), name, "must be a valid extended resource name");
         }
@@ -46,29 +47,5 @@ impl Strategy for DeviceClassStrategy {
 
     fn cells(&self, class: &DeviceClass, now: jiff::Timestamp) -> Vec<serde_json::Value> {
         crate::cells::name_and_age(&class.metadata, now)
-    }
-}
-
-/// A name with a domain that is not Kubernetes' own, and that quotas can name too.
-fn is_extended_resource(name: &str) -> bool {
-    let native = !name.contains('/') || name.contains("kubernetes.io/");
-    !native && !name.starts_with("requests.") && api::validation::qualified_name(&format!("requests.{name}")).is_empty()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn extended_resources_have_a_domain_of_their_own() {
-        for (name, extended) in [
-            ("example.com/gpu", true),
-            ("gpu", false),
-            ("kubernetes.io/gpu", false),
-            ("requests.example.com/gpu", false),
-            ("example.com/", false),
-        ] {
-            assert_eq!(is_extended_resource(name), extended, "{name}");
-        }
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::flags::{Row, only, same};
+use api::pod::resources::is_extended;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::legacy;
-use crate::pod::is_extended;
 
 /// Fields that are not read.
 const FIELDS: &[Row] = &[

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use api::pod::resources::is_extended;
 use k8s_openapi::api::core::v1::Node;
 
 use super::node_resources::{Shape, Weighed, share};
 use crate::cluster::{Capacity, Usage, View};
 use crate::framework::{Basis, Event, MAX_SCORE, Plugin, Point, Rejection, Scale};
-use crate::pod::{Catalogue, Class, PodInfo, is_extended};
+use crate::pod::{Catalogue, Class, PodInfo};
 
 pub(crate) struct NodeResourcesFit {
     pub(crate) strategy: Strategy,
@@ -28,9 +29,9 @@ pub(crate) enum Strategy {
 impl NodeResourcesFit {
     fn is_ignored(&self, name: &str) -> bool {
         let group = name.split('/').next().unwrap_or_default();
-        is_extended(name)
-            && (self.ignored.iter().any(|other| other == name)
-                || self.ignored_groups.iter().any(|other| other == group))
+        let is_named = self.ignored.iter().any(|other| other == name)
+            || self.ignored_groups.iter().any(|other| other == group);
+        is_named && is_extended(name)
     }
 
     /// Calls `short` for each resource of which there is too little, with whether an empty node would have too little.

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::Volume;
 pub(crate) use catalogue::{Catalogue, ClassId, GroupId, ResourceId};
 pub(crate) use class::{Class, HostPort};
 pub(crate) use group::{Group, OwnerKind, Spread, Term};
-pub(crate) use resources::{Requests, Resources, is_extended, limits};
+pub(crate) use resources::{Requests, Resources, limits};
 
 /// A pod with its scheduling facts.
 #[derive(Debug, Clone)]

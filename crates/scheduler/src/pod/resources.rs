@@ -86,11 +86,6 @@ fn is_scalar(name: &str) -> bool {
     name.starts_with("hugepages-") || name.starts_with("attachable-volumes-") || name.contains('/')
 }
 
-/// Extended resources are named by their vendor: not `kubernetes.io/…` and not a resource of Kubernetes itself.
-pub(crate) fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.split('/').next().is_some_and(|domain| domain.ends_with("kubernetes.io"))
-}
-
 /// What a pod asks for, seen from several sides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Requests {
