@@ -134,7 +134,28 @@ fn declares(path: &Path, declared: &str) -> bool {
 /// every test whose name begins with `security_` is among them.
 #[test]
 fn attacks_are_named_where_weaknesses_are_listed() {
-    let mut tests = BTreeSet::new();
+    let tests = functions();
+    let page = read("docs/security.md");
+    let named = existing_names("docs/security.md", &page, &tests);
+    let is_missing = |name: &&String| name.starts_with("security_") && !named.contains(name.as_str());
+    let missing: Vec<&String> = tests.iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "docs/security.md has no row with these tests: {missing:?}");
+}
+
+#[test]
+fn races_are_named_with_tests_that_exist() {
+    let page = read("docs/conformance.md");
+    let (_, races) = page.split_once("\n## Races that were found\n").unwrap();
+    let races = races.split("\n## ").next().unwrap();
+    let tests = functions();
+    for row in races.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        assert!(!existing_names("docs/conformance.md", row, &tests).is_empty(), "no test in {row:?}");
+    }
+}
+
+/// The names of all functions, of which tests are some.
+fn functions() -> BTreeSet<String> {
+    let mut functions = BTreeSet::new();
     let mut open = vec![Path::new(ROOT).join("crates"), Path::new(ROOT).join("tests")];
     while let Some(path) = open.pop() {
         if path.is_dir() {
@@ -142,25 +163,27 @@ fn attacks_are_named_where_weaknesses_are_listed() {
         } else if path.extension().is_some_and(|ending| ending == "rs") {
             let text = std::fs::read_to_string(&path).unwrap();
             let names = text.lines().filter_map(|line| line.split_once("fn ")?.1.split_once('('));
-            tests.extend(names.map(|(name, _)| name.to_owned()));
+            functions.extend(names.map(|(name, _)| name.to_owned()));
         }
     }
-    let page = read("docs/security.md");
+    functions
+}
+
+/// The tests that a text names between backticks. All of them exist, and so do the files it names.
+fn existing_names<'a>(file: &str, text: &'a str, functions: &BTreeSet<String>) -> BTreeSet<&'a str> {
     let is_of_names =
         |word: &str| word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c));
     let mut named = BTreeSet::new();
-    for word in page.split('`').skip(1).step_by(2) {
+    for word in text.split('`').skip(1).step_by(2) {
         if word.contains('/') && ["crates/", "docs/", "scripts/", "fuzz/"].iter().any(|start| word.starts_with(start)) {
-            assert!(Path::new(ROOT).join(word).exists(), "docs/security.md names {word}, which does not exist");
+            assert!(Path::new(ROOT).join(word).exists(), "{file} names {word}, which does not exist");
         } else if is_of_names(word) && word.matches('_').count() > 1 {
             let name = word.rsplit("::").next().unwrap();
-            assert!(tests.contains(name), "docs/security.md names {word}, and there is no such test");
+            assert!(functions.contains(name), "{file} names {word}, and there is no such test");
             named.insert(name);
         }
     }
-    let is_missing = |name: &&String| name.starts_with("security_") && !named.contains(name.as_str());
-    let missing: Vec<&String> = tests.iter().filter(is_missing).collect();
-    assert!(missing.is_empty(), "docs/security.md has no row with these tests: {missing:?}");
+    named
 }
 
 #[test]
