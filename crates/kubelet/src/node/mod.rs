@@ -136,24 +136,32 @@ impl NodeAgent {
         let mut was_ready = false;
         // Whether the API has what was written last: an answer may have been lost.
         let mut is_certain = false;
+        let mut written_version = 0;
         loop {
-            let old = reported.clone().unwrap_or_default();
             let until = self.in_use.begun();
+            let present = self.own_node.get(name);
+            // A cache that does not know of the last write yet says nothing of what others wrote.
+            let present_status = present.as_ref().filter(|node| version(node) >= written_version);
+            let present_status = present_status.and_then(|node| node.status.as_ref());
+            let mut old = reported.clone().unwrap_or_default();
+            if let Some(conditions) = present_status.and_then(|status| status.conditions.as_ref()) {
+                old.conditions = Some(conditions.clone());
+            }
             let new = self.status(&old).await;
             let is_ready = api::node::status_is_ready(&new);
-            let present = self.own_node.get(name);
             let is_deleted = was_ready && present.is_none();
-            let extended =
-                present.as_ref().and_then(|node| node.status.as_ref()).map(status::extended).unwrap_or_default();
+            let is_overruled = present_status.is_some_and(|status| status::is_overruled(status, &new));
+            let extended = present_status.map(status::extended).unwrap_or_default();
             let due =
                 is_deleted || last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             let used = new.volumes_in_use.clone().unwrap_or_default();
             let is_new = reported.as_ref().is_none_or(|reported| status::differs(reported, &new));
-            if due || !is_certain || is_new || !extended.is_empty() {
+            if due || !is_certain || is_new || is_overruled || !extended.is_empty() {
                 is_certain = false;
                 let patch = Patch::strategic(json!({"status": status::patch(&new, &extended)}));
                 match api.patch_status(name, &patch).await {
-                    Ok(_) => {
+                    Ok(written) => {
+                        written_version = version(&written);
                         last_write = Some(tokio::time::Instant::now());
                         if is_ready && !was_ready {
                             let message = format!("Node {name} status is now: NodeReady");
@@ -242,6 +250,11 @@ impl NodeAgent {
             tokio::time::sleep(pause).await;
         }
     }
+}
+
+/// Revisions of one store have one order; zero if it is not known.
+fn version(node: &Node) -> u64 {
+    node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// The node as events name it: as upstream's, by its name also where a uid belongs.

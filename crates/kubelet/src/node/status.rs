@@ -253,6 +253,15 @@ pub(crate) fn differs(old: &NodeStatus, new: &NodeStatus) -> bool {
     still(old) != still(new)
 }
 
+/// Whether others have written something else of the conditions that are the node's to tell: where nothing is heard of it for a while,
+/// the node controller calls them unknown.
+pub(crate) fn is_overruled(present: &NodeStatus, own: &NodeStatus) -> bool {
+    own.conditions.iter().flatten().any(|own| {
+        let present = present.conditions.iter().flatten().find(|present| present.type_ == own.type_);
+        present.is_none_or(|present| present.status != own.status)
+    })
+}
+
 /// What has to change in `allocatable` so that pods can have all of what others wrote into the Node's capacity, and nothing that
 /// is not there any more (`MachineInfo`, v1.36): an amount, or none for a name that goes.
 pub(crate) fn extended(present: &NodeStatus) -> BTreeMap<String, Option<ApiQuantity>> {
@@ -329,6 +338,29 @@ mod tests {
         for (name, expected) in [("cpu", "1500m"), ("memory", "924Mi"), ("pods", "110"), ("ephemeral-storage", "800")] {
             let got: Quantity = list[name].0.parse().unwrap();
             assert_eq!(got, expected.parse().unwrap(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_others_say_of_the_node_is_noticed() {
+        let status = |conditions: &[(&str, &str)]| {
+            let condition = |(kind, status): &(&str, &str)| NodeCondition {
+                type_: (*kind).into(),
+                status: (*status).into(),
+                ..Default::default()
+            };
+            NodeStatus { conditions: Some(conditions.iter().map(condition).collect()), ..Default::default() }
+        };
+        let own = [("Ready", "True"), ("DiskPressure", "False")];
+        let cases: [(&[(&str, &str)], bool); 5] = [
+            (&own, false),
+            (&[("NetworkUnavailable", "True"), ("DiskPressure", "False"), ("Ready", "True")], false),
+            (&[("Ready", "Unknown"), ("DiskPressure", "Unknown")], true),
+            (&[("Ready", "True")], true),
+            (&[], true),
+        ];
+        for (present, expected) in cases {
+            assert_eq!(is_overruled(&status(present), &status(&own)), expected, "{present:?}");
         }
     }
 

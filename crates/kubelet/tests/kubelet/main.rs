@@ -86,6 +86,7 @@ const TESTS: &[Test] = tests![
     pressure::short_memory_ends_pods,
     pressure::whole_processors_are_given_away_once,
     pressure::resources_that_others_count_can_be_used,
+    pressure::a_node_that_was_called_unknown_says_what_it_is,
     static_pods::static_pods_follow_their_manifests,
     registry::secrets_open_registries,
     systemd::pods_end_before_the_node,

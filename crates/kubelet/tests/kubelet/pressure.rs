@@ -1,4 +1,4 @@
-//! A node that runs short, processors that are given away, and resources that others count.
+//! A node that runs short, processors that are given away, and what others write into the Node.
 
 use client::Patch;
 use k8s_openapi::api::core::v1::Node as ApiNode;
@@ -87,4 +87,19 @@ pub(crate) async fn resources_that_others_count_can_be_used(node: &mut Node) {
         nodes.patch_status(&node.name, &Patch::merge(written)).await.unwrap();
         node.wait_allocatable("example.com/dongle", expected).await;
     }
+}
+
+/// Nothing was heard of the node for a while, and the node controller has said so: it is ready again without waiting for its next
+/// report, and not since before.
+pub(crate) async fn a_node_that_was_called_unknown_says_what_it_is(node: &mut Node) {
+    node.wait_condition("Ready", "True").await;
+    let nodes = node.api.client().all::<ApiNode>();
+    let since = "2026-01-01T00:00:00Z";
+    let unknown = json!({"type": "Ready", "status": "Unknown", "lastTransitionTime": since});
+    let written = json!({"status": {"conditions": [unknown]}});
+    nodes.patch_status(&node.name, &Patch::strategic(written)).await.unwrap();
+    node.wait_condition("Ready", "True").await;
+    let conditions = nodes.get(&node.name).await.unwrap().status.unwrap().conditions.unwrap();
+    let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready").unwrap();
+    assert_ne!(ready.last_transition_time.unwrap().0.to_string(), since);
 }
