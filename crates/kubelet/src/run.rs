@@ -517,7 +517,7 @@ impl Running {
         let listed = pods.list();
         self.kubelet.count_started(&listed);
         let some_left = Arc::new(Notify::new());
-        let gone = some_left.clone();
+        let (gone, statuses) = (some_left.clone(), self.kubelet.status.clone());
         pods.subscribe(move |event| match event {
             event if static_pods::is_mirror(event.object()) => mirrors.notify_one(),
             Event::Added(pod) => updates.update(pod.clone(), None),
@@ -525,6 +525,7 @@ impl Running {
                 if state::uid(old) != state::uid(new) {
                     updates.removed(state::uid(old));
                 }
+                statuses.seen(new);
                 updates.update(new.clone(), None);
             }
             Event::Deleted(pod) => {

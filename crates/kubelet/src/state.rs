@@ -11,6 +11,7 @@ use api::meta::Meta as _;
 use api::sort::CompactCollect as _;
 use cri::v1;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, ContainerRestartRule, Pod, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 pub(crate) mod label {
     pub(crate) const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -229,6 +230,11 @@ pub(crate) fn namespace(pod: &Pod) -> &str {
 /// The identity the node knows a pod by. A mirror pod answers with the identity of its static pod.
 pub(crate) fn uid(pod: &Pod) -> &str {
     pod.metadata.uid()
+}
+
+/// Revisions of one store have one order; zero where none is known.
+pub(crate) fn version(metadata: &ObjectMeta) -> u64 {
+    metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// What the kubelet is called in traces.

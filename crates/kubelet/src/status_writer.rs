@@ -23,6 +23,10 @@ use crate::status::is_of_resize;
 const WRITERS: usize = 4;
 /// A write that failed is tried again after this at the latest: an API server that comes back is told soon.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// How long what others have written over stays before it is written again: they may do the same once more.
+const OVERRULED_INTERVAL: Duration = Duration::from_secs(10);
+/// What the node controller says of pods while nothing is heard of their node.
+const READINESS: [&str; 2] = ["Ready", "ContainersReady"];
 /// Who works here, where panics are counted.
 const WORKER: &str = "kubelet status";
 
@@ -49,6 +53,8 @@ struct Entry {
     wanted: Option<PodStatus>,
     /// What the API has, as far as we know.
     sent: Value,
+    /// The pod's version with that.
+    sent_version: u64,
     delete: bool,
 }
 
@@ -77,6 +83,19 @@ impl StatusWriter {
         ended.into_iter().for_each(|ending| *counts.entry(ending).or_default() += 1);
         drop(counts);
         self.queue.add(key.to_string());
+    }
+
+    /// The API shows the pod like this. A readiness that is not the one it was told is written again soon (`needsReconcile`, v1.36).
+    pub(crate) fn seen(&self, pod: &Pod) {
+        let key = state::uid(pod);
+        let version = state::version(&pod.metadata);
+        let mut entries = self.entries.lock();
+        let entry = entries.get_mut(key).filter(|entry| version >= entry.sent_version);
+        let is_overruled = entry.is_some_and(|entry| entry.note_shown(pod));
+        drop(entries);
+        if is_overruled {
+            self.queue.add_after(key.to_owned(), OVERRULED_INTERVAL);
+        }
     }
 
     /// How many containers ended in which way since the kubelet started.
@@ -162,10 +181,11 @@ impl StatusWriter {
         let (namespace, name, uid, wanted, sent, delete) = work;
         let api = self.client.namespaced::<Pod>(&namespace);
         if let Some(wanted) = wanted {
+            let mut written = None;
             if let Some(status) = difference(&sent, &wanted) {
                 let patch = Patch::strategic(json!({"metadata": {"uid": uid}, "status": status}));
                 match api.patch_status(&name, &patch).await {
-                    Ok(_) => {}
+                    Ok(pod) => written = Some(pod),
                     Err(error) if is_gone(&api, &name, &uid, &error).await? => {
                         tracing::debug!(pod = key, %error, "status no longer wanted");
                     }
@@ -176,6 +196,13 @@ impl StatusWriter {
             // A mirror made meanwhile has not been told anything.
             if let Some(entry) = entries.get_mut(key).filter(|entry| entry.api_uid == uid) {
                 entry.sent = wanted;
+                if let Some(pod) = written {
+                    entry.sent_version = state::version(&pod.metadata);
+                    // Others may have written in between.
+                    if entry.note_shown(&pod) {
+                        self.queue.add_after(key.to_owned(), OVERRULED_INTERVAL);
+                    }
+                }
             }
         }
         if delete {
@@ -210,8 +237,26 @@ impl Entry {
             api_uid: state::uid(pod).to_string(),
             wanted: None,
             sent: pod.status.as_ref().and_then(|status| api::codec::to_value(status).ok()).unwrap_or_else(|| json!({})),
+            sent_version: state::version(&pod.metadata),
             delete: false,
         }
+    }
+
+    /// Notes what the API shows, if that is another readiness than it was told and is to be told; tells whether it is.
+    fn note_shown(&mut self, pod: &Pod) -> bool {
+        let shown = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let told = self.sent["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let wanted = self.wanted.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let is_overruled = shown.iter().filter(|shown| READINESS.contains(&shown.type_.as_str())).any(|shown| {
+            let wanted = wanted.iter().find(|wanted| wanted.type_ == shown.type_);
+            let told = told.iter().find(|told| told["type"] == shown.type_.as_str());
+            wanted.is_some_and(|wanted| wanted.status != shown.status)
+                && told.is_some_and(|told| told["status"] != shown.status.as_str())
+        });
+        if is_overruled {
+            self.sent["conditions"] = json!(shown);
+        }
+        is_overruled
     }
 
     fn latest(&self) -> Option<PodStatus> {
@@ -472,6 +517,32 @@ mod tests {
             running.await.unwrap();
         }
         assert!(panics::counts().iter().any(|(worker, count)| *worker == WORKER && *count >= 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_others_wrote_over_is_written_again() {
+        let server = Arc::new(Scripted { uid: "u", answers: Mutex::default(), asked: Mutex::default() });
+        let (writer, stop) = (server.writer(), CancellationToken::new());
+        let pod = |version: &str, ready: &str| -> Pod {
+            let condition = json!({"type": "Ready", "status": ready});
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": version},
+                "spec": {"containers": []},
+                "status": {"conditions": [condition]},
+            });
+            serde_json::from_value(pod).unwrap()
+        };
+        writer.set("u", &pod_of("u"), pod("1", "True").status.unwrap());
+        let running = tokio::spawn(writer.clone().run(stop.clone()));
+        for (version, ready, expected) in [("2", "True", 1), ("3", "False", 2), ("4", "True", 2)] {
+            // Whatever comes has come by then.
+            tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
+            writer.seen(&pod(version, ready));
+            tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
+            assert_eq!(server.asked.lock().len(), expected, "version {version}, {ready}");
+        }
+        stop.cancel();
+        running.await.unwrap();
     }
 
     #[tokio::test]

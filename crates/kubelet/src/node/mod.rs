@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Settings;
 use crate::runtime::Runtime;
 use crate::shutdown_state::Shutdown;
+use crate::state::version;
 use crate::volumes::{InUse, MANAGED};
 use machine::Machine;
 
@@ -141,7 +142,7 @@ impl NodeAgent {
             let until = self.in_use.begun();
             let present = self.own_node.get(name);
             // A cache that does not know of the last write yet says nothing of what others wrote.
-            let present_status = present.as_ref().filter(|node| version(node) >= written_version);
+            let present_status = present.as_ref().filter(|node| version(&node.metadata) >= written_version);
             let present_status = present_status.and_then(|node| node.status.as_ref());
             let mut old = reported.clone().unwrap_or_default();
             if let Some(conditions) = present_status.and_then(|status| status.conditions.as_ref()) {
@@ -161,7 +162,7 @@ impl NodeAgent {
                 let patch = Patch::strategic(json!({"status": status::patch(&new, &extended)}));
                 match api.patch_status(name, &patch).await {
                     Ok(written) => {
-                        written_version = version(&written);
+                        written_version = version(&written.metadata);
                         last_write = Some(tokio::time::Instant::now());
                         if is_ready && !was_ready {
                             let message = format!("Node {name} status is now: NodeReady");
@@ -250,11 +251,6 @@ impl NodeAgent {
             tokio::time::sleep(pause).await;
         }
     }
-}
-
-/// Revisions of one store have one order; zero if it is not known.
-fn version(node: &Node) -> u64 {
-    node.metadata.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 /// The node as events name it: as upstream's, by its name also where a uid belongs.
