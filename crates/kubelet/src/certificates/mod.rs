@@ -9,16 +9,21 @@ mod store;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::Context;
+use client::backoff::Backoff;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use client::{Client, Clock};
 use jiff::{SignedDuration, Timestamp};
 
-pub(crate) use request::{Purpose, RETRY_INTERVAL, request};
+pub(crate) use request::{Purpose, request};
 pub(crate) use store::{Certificate, Store};
 
 const USER_AGENT: &str = "kubelet/v1.36";
+/// After a request that failed or was not answered, at first and at most. A certificate that has ended meanwhile cannot be
+/// renewed any more, and what is left of its life may be short.
+const RETRY_INTERVALS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 pub fn client_of(kubeconfig: &Kubeconfig) -> anyhow::Result<Client> {
     Ok(Client::from_kubeconfig(kubeconfig, &Overrides::default())?.with_user_agent(USER_AGENT)?)
@@ -78,10 +83,16 @@ pub(crate) struct RenewalsFailed {
 pub(crate) static RENEWALS_FAILED: RenewalsFailed =
     RenewalsFailed { client: AtomicU64::new(0), server: AtomicU64::new(0) };
 
+/// How long to wait after each attempt to renew a certificate that has failed.
+pub(crate) fn retries() -> Backoff {
+    Backoff::new(RETRY_INTERVALS.0, RETRY_INTERVALS.1)
+}
+
 /// Returns once a new client certificate is in the directory, or the old one has ended, which only a bootstrap can mend;
 /// never, when there is none to renew.
 pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &Clock) {
     let store = client_store(cert_dir);
+    let mut retries = retries();
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
         store.until_due(until_renewal(&current, clock.now(), rand::random())).await;
@@ -99,23 +110,56 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &
             tracing::warn!("the client certificate has ended, starting over");
             return;
         }
-        tokio::time::sleep(RETRY_INTERVAL).await;
+        tokio::time::sleep(retries.next_delay()).await;
     }
 }
 
 /// How long until 70 to 90 per cent of a certificate's lifetime have passed, so that nodes do not all ask at once.
 /// `jitter` is any number.
-pub(crate) fn until_renewal(certificate: &Certificate, now: Timestamp, jitter: u32) -> std::time::Duration {
+pub(crate) fn until_renewal(certificate: &Certificate, now: Timestamp, jitter: u32) -> Duration {
     let lifetime = certificate.not_after.duration_since(certificate.not_before);
     let share = 0.7 + 0.2 * f64::from(jitter) / f64::from(u32::MAX);
     let at = SignedDuration::from_secs_f64(lifetime.as_secs_f64() * share);
     let passed = now.duration_since(certificate.not_before);
-    std::time::Duration::try_from(at - passed).unwrap_or_default()
+    Duration::try_from(at - passed).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+
+    /// Once it has ended, nobody would believe the kubelet that asks for another one.
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_is_asked_for_again_while_it_is_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let start: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let clock = Clock::of_runtime(start);
+        // Nearly all of its life has passed.
+        let mut params = rcgen::CertificateParams::new(vec!["n".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2025, 12, 31);
+        params.not_after = rcgen::date_time_ymd(2026, 1, 1) + Duration::from_secs(20);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem() + &key.serialize_pem();
+        client_store(dir.path()).save(&Certificate::parse(pem).unwrap(), start).unwrap();
+
+        let asked: Arc<Mutex<Vec<i64>>> = Arc::default();
+        let (seen, now) = (asked.clone(), clock.clone());
+        let handler: client::Handler = Arc::new(move |_| {
+            seen.lock().push(now.now().as_second() - start.as_second());
+            let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+                "reason": "Forbidden", "message": "not now"});
+            let body = http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(
+                http_body_util::Full::new(bytes::Bytes::from(status.to_string())),
+                |never| match never {},
+            ));
+            let response = http::Response::builder().status(403).header("content-type", "application/json");
+            Box::pin(async move { response.body(body).unwrap() })
+        });
+        renewed(&Client::in_process(handler, api::UserInfo::default()), dir.path(), "n", &clock).await;
+        assert_eq!(*asked.lock(), [0, 2, 6, 14, 30], "the last of them when it has ended");
+    }
 
     #[test]
     fn renewal_comes_late_in_life() {

@@ -13,8 +13,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::store::Certificate;
 
-/// After a request that failed or was not answered.
-pub(crate) const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// An administrator may have to approve.
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 

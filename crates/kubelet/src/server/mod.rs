@@ -37,7 +37,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::certificates::{self, Purpose, RETRY_INTERVAL};
+use crate::certificates::{self, Purpose};
 use crate::cgroups::Cgroups;
 use crate::config::Summaries;
 use crate::kubelet::Kubelet;
@@ -118,6 +118,7 @@ impl Server {
         let mut names = vec![settings.node_name.clone()];
         names.extend(self.kubelet.host_ips.iter().cloned());
         let renewing = async {
+            let mut retries = certificates::retries();
             loop {
                 let current = store.load().filter(|certificate| certificate.not_after > self.kubelet.clock.now());
                 let pause = match &current {
@@ -132,10 +133,13 @@ impl Server {
                 store.until_due(pause).await;
                 let purpose = Purpose::serving(&settings.node_name, names.clone());
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
-                if let Err(error) = issued.and_then(|issued| Ok(store.save(&issued, self.kubelet.clock.now())?)) {
-                    certificates::RENEWALS_FAILED.server.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                    tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
-                    tokio::time::sleep(RETRY_INTERVAL).await;
+                match issued.and_then(|issued| Ok(store.save(&issued, self.kubelet.clock.now())?)) {
+                    Ok(_) => retries.reset(),
+                    Err(error) => {
+                        certificates::RENEWALS_FAILED.server.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
+                        tokio::time::sleep(retries.next_delay()).await;
+                    }
                 }
             }
         };
