@@ -83,9 +83,11 @@ impl Pki {
     /// Signs the certificates of another node into a directory of its own, which holds no authority's key.
     pub(crate) fn sign_node(&self, dir: &Path, node_name: &str, addresses: &[IpAddr]) -> Result<Pki> {
         private_dir(dir)?;
-        let ca = self.authority("ca", "kubernetes-ca")?;
         let node = Pki { dir: dir.to_owned(), lifetime: self.lifetime };
-        let _alone = node.lock()?;
+        // Nobody exchanges the authority meanwhile: its key would not be that of its certificate, or what is signed here would
+        // take the place of what the new one has signed.
+        let _alone = (self.lock()?, node.lock()?);
+        let ca = self.authority("ca", "kubernetes-ca")?;
         let authority = fs::read(self.certificate("ca")).context("reading the authority's certificate")?;
         write_private(&node.certificate("ca"), &authority)?;
         node.kubelet(&ca, node_name, addresses)?;
@@ -345,6 +347,7 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn security_a_key_that_could_not_be_written_leaves_nothing_behind() {
@@ -389,6 +392,35 @@ mod tests {
             .collect();
         assert_eq!(masters, ["admin"]);
         assert!(all.iter().any(|(name, _)| name == "apiserver-kubelet-client"));
+    }
+
+    /// While the authority is exchanged, nodes are started.
+    #[test]
+    fn a_node_gets_certificates_of_the_authority_that_it_trusts() {
+        let dir = tempfile::tempdir().unwrap();
+        let (keys, of_node) = (dir.path().join("server"), dir.path().join("node"));
+        let pki = Pki::prepare(&keys, LEAF_LIFETIME, "n1", &["localhost".into()], &[]).unwrap();
+        let authorities = [pki.authority_files().unwrap(), new_authority("kubernetes-ca-2").unwrap()];
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..40 {
+                    let (certificate, key) = &authorities[number % authorities.len()];
+                    pki.replace_authority(certificate, key).unwrap();
+                }
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                let node = pki.sign_node(&of_node, "n2", &[]).unwrap();
+                let read = |name: &str| fs::read(node.certificate(name)).unwrap();
+                let (authority, leaf) = (read("ca"), read("kubelet-client"));
+                let parsed = |pem: &[u8]| x509_parser::pem::parse_x509_pem(pem).unwrap().1;
+                let (authority, leaf) = (parsed(&authority), parsed(&leaf));
+                let (authority, leaf) = (authority.parse_x509().unwrap(), leaf.parse_x509().unwrap());
+                assert_eq!(leaf.issuer().to_string(), authority.subject().to_string());
+                leaf.verify_signature(Some(authority.public_key())).unwrap();
+            }
+        });
     }
 
     /// What cannot be found is not made anew over what can: the whole cluster trusts it.
