@@ -9,6 +9,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::fcntl::{Flock, FlockArg};
@@ -22,6 +23,9 @@ use crate::options::Options;
 
 /// Of a process that the kernel is taking apart (`sched.h`).
 const PF_EXITING: u64 = 0x4;
+/// How often, and how long apart, a lock is tried again that is held by one who only looks, or has not written its number yet.
+const MOMENT_LOOKS: u32 = 200;
+const MOMENT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Held for as long as this process runs the cluster.
 pub(crate) struct Lock(#[expect(dead_code, reason = "holding it is the point")] Flock<File>);
@@ -76,14 +80,23 @@ impl Lock {
     }
 }
 
-/// The lock, or who has it. A holder that was killed and is not quite gone does not count: its end is waited for.
+/// The lock, or who has it. A holder that was killed and is not quite gone does not count: its end is waited for. Nor does one
+/// who only looks.
 fn try_lock(path: &Path, how: FlockArg) -> Result<std::result::Result<Flock<File>, Holder>> {
     let in_file = || path.display().to_string();
+    let mut looks = 0;
     loop {
         match Flock::lock(open(path)?, how) {
             Ok(file) => return Ok(Ok(file)),
             Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
-                let holder = Holder::read(file, path)?;
+                let holder = Holder::read(file, path);
+                let is_for_a_moment = holder.is_err() || Flock::lock(open(path)?, FlockArg::LockSharedNonblock).is_ok();
+                if is_for_a_moment && looks < MOMENT_LOOKS {
+                    looks += 1;
+                    std::thread::sleep(MOMENT_INTERVAL);
+                    continue;
+                }
+                let holder = holder?;
                 if !is_ending(holder.pid) {
                     return Ok(Err(holder));
                 }
@@ -243,6 +256,25 @@ mod tests {
         holder.refuse_foreground("not this one").unwrap();
         drop(held);
         assert!(Lock::holder(&path).unwrap().is_none());
+    }
+
+    /// Whoever looks while another takes the lock or lets it go is in nobody's way, and sees one or the other.
+    #[test]
+    fn a_lock_is_taken_while_others_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let seen = Lock::holder(&path).unwrap();
+                    assert!(seen.is_none_or(|holder| holder.pid == nix::unistd::getpid()));
+                }
+            });
+            let taken: Vec<bool> = (0..300).map(|_| Lock::take(&path).is_ok_and(|taken| taken.is_ok())).collect();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(taken.iter().all(|taken| *taken), "{taken:?}");
+        });
     }
 
     #[test]
