@@ -101,8 +101,9 @@ async fn run_main(args: Args) -> Result<()> {
         Some(file) => {
             let pki = crate::pki::Pki::open(&args.options.pki_dir());
             let servers = kubeconfig::servers_in(&args.options.admin_kubeconfig(), &args.options.name)?;
-            kubeconfig::Access::admin(&args.options.name, &server, &pki)?.with_servers(servers).merge_into(&file)?;
+            // First: what is renewed just then would leave it with a certificate that ends.
             kubeconfig::remember_user_file(&args.options, &file)?;
+            kubeconfig::Access::admin(&args.options.name, &server, &pki)?.with_servers(servers).merge_into(&file)?;
             println!("\nContext {:?} is now current in {}. Try:\n", args.options.name, file.display());
         }
         None => println!("\nNo home directory: use --kubeconfig={}. Try:\n", args.options.admin_kubeconfig().display()),
