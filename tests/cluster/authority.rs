@@ -16,7 +16,7 @@ fn authority(machine: &Machine) -> String {
 
 #[test]
 fn security_servers_exchange_their_authority_and_cut_nobody_off() {
-    let group = Group::new(1, Machine::new, &["--certificate-validity=60s"]);
+    let group = Group::new(1, Machine::new, &["--certificate-validity=90s"]);
     group.apply(manifests::HELLO);
     group.kubectl("rollout status daemonset/hello --timeout=170s");
     let old = authority(&group.servers[0]);

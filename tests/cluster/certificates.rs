@@ -1,4 +1,4 @@
-//! Time passes: certificates that live for less than a minute are renewed under a cluster that notices nothing.
+//! Time passes: certificates that live for little more than a minute are renewed under a cluster that notices nothing.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -15,7 +15,7 @@ fn ends(cluster: &Cluster) -> BTreeMap<String, String> {
 
 #[test]
 fn certificates_end_and_the_cluster_goes_on() {
-    let cluster = Cluster::up_with(&[], &["--nodes=2", "--certificate-validity=45s", "--gateway=false"]);
+    let cluster = Cluster::up_with(&[], &["--nodes=2", "--certificate-validity=75s", "--gateway=false"]);
     cluster.apply(manifests::HELLO);
     cluster.kubectl("rollout status daemonset/hello --timeout=170s");
     let first = ends(&cluster);
