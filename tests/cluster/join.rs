@@ -205,8 +205,11 @@ fn its_authority_is_exchanged(cluster: &Cluster, machine: &Machine, pod: &str) {
     let old = std::fs::read_to_string(&ca).unwrap();
     // A machine that is away is waited for.
     said(&mut machine.cox("down"));
-    let output = cluster.cox("cert").args(["rotate-ca", "--settle", "0s", "--timeout", "20s"]).output().unwrap();
-    assert!(describe(&output).contains("machine-2 has not come along"), "{}", describe(&output));
+    cluster.wait("everybody but the machine to come along", || {
+        let output = cluster.cox("cert").args(["rotate-ca", "--settle", "0s", "--timeout", "20s"]).output().unwrap();
+        assert!(!output.status.success(), "{}", describe(&output));
+        describe(&output).contains("error: machine-2 has not come along").then_some(())
+    });
     assert_eq!(subjects(ca.clone()), 2);
     cluster.kubectl("get --raw /readyz");
     said(&mut machine.cox("join"));

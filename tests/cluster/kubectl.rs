@@ -163,7 +163,7 @@ fn forwards_and_proxies(cluster: &Cluster) {
 fn run_and_replace(cluster: &Cluster) {
     let said = with_input(
         cluster,
-        &["run", "-i", "--rm", "once", "--image=busybox", "--restart=Never", "--", "cat"],
+        &["run", "-i", "--rm", "once", "--image=busybox", "--restart=Never", "--pod-running-timeout=170s", "--", "cat"],
         "through\n",
     );
     assert!(said.contains("through\n") && said.contains("pod \"once\" deleted"), "{said}");

@@ -256,9 +256,9 @@ impl Policies {
         let at = |pod: &str, port| SocketAddr::new(self.pod(pod).addresses[0], port);
         self.cluster.wait("the node at its pod", || reaches(&host, at("server-1", 8080)).then_some(()));
         assert!(!reaches(&host, at("server-2", 8081)));
-        let ready =
-            self.cluster.kubectl("get pods -l app=server -o jsonpath={.items[*].status.containerStatuses[0].ready}");
-        assert_eq!(ready, "true true");
+        let ready = "get pods -l app=server -o jsonpath={.items[*].status.containerStatuses[0].ready}";
+        self.cluster
+            .wait("probes of those who are closed", || (self.cluster.kubectl(ready) == "true true").then_some(()));
         // Link-local addresses are no way around.
         assert!(self.reaches_by_link_local("stranger-1", "friend-1").is_some());
         assert_eq!(self.reaches_by_link_local("stranger-1", "server-1"), Some(false));
@@ -393,7 +393,7 @@ spec:
         self.expect(&[("visitor-2", "server-1", 8080, true), ("visitor-2", "server-2", 8081, true)]);
         self.cluster.apply(DEFINITION);
         self.cluster.kubectl(
-            "wait --for=condition=Established crd/clusternetworkpolicies.policy.networking.k8s.io --timeout=60s",
+            "wait --for=condition=Established crd/clusternetworkpolicies.policy.networking.k8s.io --timeout=170s",
         );
         self.cluster.wait("the kind to be served", || {
             let applied = with_input(self.cluster.cox("kubectl").args(["apply", "-f", "-"]), CLUSTER_POLICY);

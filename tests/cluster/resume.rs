@@ -50,8 +50,11 @@ fn containers_outlive_the_cluster_process() {
     assert_eq!(cluster.kubectl_args(&["get", "node", "node-1", "-o", &format!("jsonpath={node}")]), "77 fast .");
     let roles = cluster.kubectl("get nodes");
     assert!(roles.contains("control-plane"), "{roles}");
-    let status = cluster.cox_says("status");
-    assert!(status.contains("manifests (1 files, 1 objects)") && status.contains("the last at 20"), "{status}");
+    // It is written down once it is done.
+    cluster.wait("the manifests and the copy in the status", || {
+        let status = cluster.cox_says("status");
+        (status.contains("manifests (1 files, 1 objects)") && status.contains("the last at 20")).then_some(())
+    });
     // One copy of the store, made when the first start had begun.
     assert_eq!(std::fs::read_dir(&backups).unwrap().count(), 1);
     support_has_no_secrets(&cluster, dir.path());
