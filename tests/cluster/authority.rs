@@ -36,7 +36,10 @@ fn security_servers_exchange_their_authority_and_cut_nobody_off() {
             if output.status.success() {
                 break;
             }
-            assert!(describe(&output).contains("has not come along"), "{}\n{}", describe(&output), group.logs());
+            // Or etcd has no leader just then.
+            let is_for_later =
+                ["has not come along", "store unavailable"].iter().any(|why| describe(&output).contains(why));
+            assert!(is_for_later, "{}\n{}", describe(&output), group.logs());
             // In each phase a server dies and comes back, and finds out where the others are.
             let text = std::fs::read_to_string(record(&group.servers[0])).unwrap_or_default();
             for (number, phase) in ["trust", "sign", "drop"].into_iter().enumerate() {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::etcd_servers::{Machine, StopOnDrop, Switch, must};
-use crate::harness::{Host, WAIT_TIMEOUT, describe, run, told};
+use crate::harness::{Host, WAIT_TIMEOUT, describe, run, with_input};
 
 pub(crate) const SERVERS: [&str; 3] = ["192.168.80.1", "192.168.80.2", "192.168.80.3"];
 const NODES: [&str; 5] = ["192.168.80.4", "192.168.80.5", "192.168.80.6", "192.168.80.7", "192.168.80.8"];
@@ -77,12 +77,15 @@ impl Group {
         self.machines().map(|machine| format!("{}:\n{}\n", machine.host.name(), end(machine))).collect()
     }
 
-    /// A line of kubectl, through whichever server answers; it must be done in the end.
+    /// A line of kubectl, through whichever server answers; it must be done in the end. It is also done if that was not heard
+    /// the first time: members of etcd may choose another leader meanwhile.
     pub(crate) fn kubectl(&self, line: &str) -> String {
         self.wait(&format!("an answer to {line}"), || {
             self.servers.iter().find_map(|server| {
                 let output = server.kubectl(line);
-                output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+                let is_done = output.status.success()
+                    || line.starts_with("create ") && describe(&output).contains("already exists");
+                is_done.then(|| String::from_utf8_lossy(&output.stdout).into_owned())
             })
         })
     }
@@ -90,7 +93,11 @@ impl Group {
     pub(crate) fn apply(&self, manifest: &str) {
         let first = &self.servers[0];
         let kubeconfig = first.dir.path().join("data/admin.kubeconfig");
-        told(first.cox("kubectl").arg("--kubeconfig").arg(kubeconfig).args(["apply", "-f", "-"]), manifest);
+        self.wait("an answer to apply", || {
+            let mut apply = first.cox("kubectl");
+            apply.arg("--kubeconfig").arg(&kubeconfig).args(["apply", "-f", "-"]);
+            with_input(&mut apply, manifest).status.success().then_some(())
+        });
     }
 
     /// All members of etcd vote, and all servers serve.
