@@ -4,7 +4,7 @@
 //! after this program itself was ended in between.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -33,6 +33,7 @@ use crate::{manage, members, progress};
 
 /// A program says its version at once.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
+const BUSY_INTERVAL: Duration = Duration::from_millis(20);
 /// For a server that is about to go, and may not answer.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -514,7 +515,15 @@ fn program_of(link: &str) -> Result<PathBuf> {
 }
 
 pub(super) async fn version_of(program: &Path) -> Result<Minor> {
-    let said = tokio::process::Command::new(program).arg("version").kill_on_drop(true).output();
+    let said = async {
+        loop {
+            match tokio::process::Command::new(program).arg("version").kill_on_drop(true).output().await {
+                // A child of who wrote it has it open until it runs its own program.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => tokio::time::sleep(BUSY_INTERVAL).await,
+                said => return said,
+            }
+        }
+    };
     let said = tokio::time::timeout(VERSION_TIMEOUT, said).await.map_err(|_| anyhow!("it says nothing"));
     let said = said.and_then(|said| Ok(said?)).with_context(|| format!("running {} version", program.display()))?;
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
@@ -586,6 +595,20 @@ mod tests {
     use store::{EmbeddedStore, Store};
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_somebody_still_has_open_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("cox");
+        fs::write(&program, "#!/bin/sh\necho 'cox 9.9.9 (Kubernetes v1.36)'\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let open = fs::OpenOptions::new().append(true).open(&program).unwrap();
+        let closing = async {
+            tokio::time::sleep(BUSY_INTERVAL).await;
+            drop(open);
+        };
+        assert_eq!(tokio::join!(version_of(&program), closing).0.unwrap(), (1, 36));
+    }
 
     #[test]
     fn whatever_was_begun_is_undone_in_order() {
