@@ -117,7 +117,11 @@ const BLOWS: [Blow; 8] =
 const FEW: [Blow; 6] = [Blow::Both, Blow::Node, Blow::Shim, Blow::Pause, Blow::Pods, Blow::Policy];
 
 fn strike(cluster: &Cluster, blow: Blow, spared: &[Netns], random: &mut Random) {
-    let holder = |lock: &str| -> u32 { std::fs::read_to_string(cluster.path(lock)).unwrap().trim().parse().unwrap() };
+    // Empty for a moment while another process takes it.
+    let holder = |lock: &str| -> u32 {
+        let read = || std::fs::read_to_string(cluster.path(lock)).ok()?.trim().parse().ok();
+        cluster.wait(&format!("a process in {lock}"), read)
+    };
     // Not those who probe, and not those who show that it can be reached.
     let is_spared = |pid: &u32| {
         let own = Netns::open(format!("/proc/{pid}/ns/net"));
