@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tempfile::TempDir;
 
-use crate::harness::{Cluster, Host, describe, install, mounts_below, run, said};
+use crate::harness::{Cluster, Host, describe, install, mounts_below, run, said, until_done};
 
 const SERVERS: [&str; 3] = ["192.168.78.1", "192.168.78.2", "192.168.78.3"];
 const NODE: &str = "192.168.78.4";
@@ -43,6 +43,9 @@ impl Switch {
         etcd.arg(format!("--initial-cluster=m={}", url(2380))).stdout(Stdio::null()).stderr(Stdio::null());
         let etcd = etcd.spawn().expect("etcd is installed: apt-get install etcd-server");
         switch.etcd = Some((etcd, data));
+        // A server that does not find it within some seconds gives up.
+        let mut look = switch.host.command("etcdctl");
+        until_done("etcd", look.env("ETCDCTL_API", "3").args(["--endpoints", &url(2379), "endpoint", "health"]));
         switch
     }
 

@@ -317,6 +317,19 @@ pub(crate) fn run(command: &mut Command) {
     said(command);
 }
 
+/// Runs a command until it succeeds, as one does that asks whether somebody is there.
+pub(crate) fn until_done(what: &str, command: &mut Command) {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    loop {
+        let output = command.output().unwrap();
+        if output.status.success() {
+            return;
+        }
+        assert!(Instant::now() < deadline, "no sign of {what}\n{}", describe(&output));
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// Runs a command, which must succeed, and returns what it printed.
 pub(crate) fn said(command: &mut Command) -> String {
     told(command, "")

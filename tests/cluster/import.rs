@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, Host, WAIT_TIMEOUT, describe, run, said, told};
+use crate::harness::{Cluster, Host, WAIT_TIMEOUT, describe, run, said, told, until_done};
 
 const SECRET: &str = "what-nobody-may-read";
 /// Of the cluster whose keys and objects are taken.
@@ -170,6 +170,8 @@ impl Old {
         ]);
         let etcd = etcd.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("apt-get install etcd-server");
         let mut old = Old { dir, etcd, server: None };
+        // A server that does not find it within some seconds gives up.
+        until_done("etcd", old.etcdctl(host).args(["endpoint", "health"]));
         old.start_server(host);
         old
     }
