@@ -92,10 +92,11 @@ pub(crate) fn retries() -> Backoff {
 /// never, when there is none to renew.
 pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &Clock) {
     let store = client_store(cert_dir);
-    let mut retries = retries();
+    // Chosen once: who has failed does not wait for another turn.
+    let (mut retries, jitter) = (retries(), rand::random());
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
-        store.until_due(until_renewal(&current, clock.now(), rand::random())).await;
+        store.until_due(until_renewal(&current, clock.now(), jitter)).await;
         match request(client, &Purpose::client(node_name)).await {
             Ok(issued) => match store.save(&issued, clock.now()) {
                 Ok(_) => return,
@@ -136,10 +137,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let start: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let clock = Clock::of_runtime(start);
-        // Nearly all of its life has passed.
+        // It is due soon, and has ended soon after.
         let mut params = rcgen::CertificateParams::new(vec!["n".to_owned()]).unwrap();
-        params.not_before = rcgen::date_time_ymd(2025, 12, 31);
-        params.not_after = rcgen::date_time_ymd(2026, 1, 1) + Duration::from_secs(20);
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1) - Duration::from_secs(700);
+        params.not_after = rcgen::date_time_ymd(2026, 1, 1) + Duration::from_secs(300);
         let key = rcgen::KeyPair::generate().unwrap();
         let pem = params.self_signed(&key).unwrap().pem() + &key.serialize_pem();
         client_store(dir.path()).save(&Certificate::parse(pem).unwrap(), start).unwrap();
@@ -147,7 +148,7 @@ mod tests {
         let asked: Arc<Mutex<Vec<i64>>> = Arc::default();
         let (seen, now) = (asked.clone(), clock.clone());
         let handler: client::Handler = Arc::new(move |_| {
-            seen.lock().push(now.now().as_second() - start.as_second());
+            seen.lock().push(now.now().as_millisecond());
             let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
                 "reason": "Forbidden", "message": "not now"});
             let body = http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(
@@ -158,7 +159,9 @@ mod tests {
             Box::pin(async move { response.body(body).unwrap() })
         });
         renewed(&Client::in_process(handler, api::UserInfo::default()), dir.path(), "n", &clock).await;
-        assert_eq!(*asked.lock(), [0, 2, 6, 14, 30], "the last of them when it has ended");
+        // In tenths of a second.
+        let pauses: Vec<i64> = asked.lock().windows(2).map(|two| (two[1] - two[0]) / 100).collect();
+        assert_eq!(pauses[..4], [20, 40, 80, 160], "{pauses:?}");
     }
 
     #[test]

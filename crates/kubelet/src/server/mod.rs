@@ -118,7 +118,7 @@ impl Server {
         let mut names = vec![settings.node_name.clone()];
         names.extend(self.kubelet.host_ips.iter().cloned());
         let renewing = async {
-            let mut retries = certificates::retries();
+            let (mut retries, mut jitter) = (certificates::retries(), rand::random());
             loop {
                 let current = store.load().filter(|certificate| certificate.not_after > self.kubelet.clock.now());
                 let pause = match &current {
@@ -127,14 +127,17 @@ impl Server {
                         if let Err(error) = self.served.set(&certificate.pem) {
                             tracing::warn!(error = format!("{error:#}"), "serving certificate not usable");
                         }
-                        certificates::until_renewal(certificate, self.kubelet.clock.now(), rand::random())
+                        certificates::until_renewal(certificate, self.kubelet.clock.now(), jitter)
                     }
                 };
                 store.until_due(pause).await;
                 let purpose = Purpose::serving(&settings.node_name, names.clone());
                 let issued = certificates::request(&self.kubelet.client, &purpose).await;
                 match issued.and_then(|issued| Ok(store.save(&issued, self.kubelet.clock.now())?)) {
-                    Ok(_) => retries.reset(),
+                    Ok(_) => {
+                        retries.reset();
+                        jitter = rand::random();
+                    }
                     Err(error) => {
                         certificates::RENEWALS_FAILED.server.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                         tracing::warn!(error = format!("{error:#}"), "no certificate to serve with, will retry");
