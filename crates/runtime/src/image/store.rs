@@ -150,7 +150,34 @@ impl Drop for Claim {
 }
 
 /// Held by who brings something in, so that other processes collect nothing meanwhile.
-pub(crate) struct Lease(#[expect(dead_code, reason = "holding them is the point")] Vec<fs::File>);
+pub(crate) struct Lease(#[expect(dead_code, reason = "holding them is the point")] Vec<Locked>);
+
+/// A lock on a file, until this is dropped. A child that is being started has the file open as well for a moment, so that closing
+/// it here would not be enough.
+struct Locked(fs::File);
+
+impl Locked {
+    /// Waits until nobody has it alone.
+    fn shared(path: &Path) -> std::io::Result<Self> {
+        let file = fs::File::create(path)?;
+        file.lock_shared()?;
+        Ok(Self(file))
+    }
+
+    /// None if anybody has it.
+    fn alone(path: &Path) -> std::io::Result<Option<Self>> {
+        let file = fs::File::create(path)?;
+        Ok(file.try_lock().is_ok().then(|| Self(file)))
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.unlock() {
+            tracing::warn!(%error, "image store not unlocked");
+        }
+    }
+}
 
 /// Says which layers containers stand on.
 pub(crate) type UsedLayers<'a> = &'a dyn Fn() -> std::io::Result<HashSet<String>>;
@@ -269,11 +296,7 @@ impl ImageStore {
         let others = (!self.is_runtime()).then_some(LEASES_OF_OTHERS);
         let paths: Vec<PathBuf> = [LEASES].into_iter().chain(others).map(|name| self.root.join(name)).collect();
         blocking(move || {
-            let locked = paths.iter().map(|path| {
-                let file = fs::File::create(path)?;
-                file.lock_shared()?;
-                Ok::<_, std::io::Error>(file)
-            });
+            let locked = paths.iter().map(|path| Locked::shared(path));
             locked.collect::<std::io::Result<Vec<_>>>().map(Lease)
         })
         .await
@@ -434,11 +457,11 @@ impl ImageStore {
         older_than: Duration,
     ) -> Result<Vec<PathBuf>> {
         let lock = if self.is_runtime() { LEASES_OF_OTHERS } else { LEASES };
-        let lock = fs::File::create(self.root.join(lock)).map_err(doing("locking the image store"))?;
-        if lock.try_lock().is_err() {
+        let alone = Locked::alone(&self.root.join(lock)).map_err(doing("locking the image store"))?;
+        let Some(_alone) = alone else {
             // Another process is pulling. What is garbage now is still garbage at the next removal.
             return Ok(Vec::new());
-        }
+        };
         let mut aside = Vec::new();
         let mut layers: HashSet<String> = used_layers.clone();
         layers.insert(EMPTY_LAYER.into());
@@ -491,10 +514,7 @@ impl ImageStore {
 
     /// Half-unpacked layers and files of processes that died, unless one that lives is at work right now.
     fn remove_leftovers(&self) {
-        let Ok(lock) = fs::File::create(self.root.join(LEASES)) else { return };
-        if lock.try_lock().is_err() {
-            return;
-        }
+        let Ok(Some(_alone)) = Locked::alone(&self.root.join(LEASES)) else { return };
         let is_leftover = |name: &str| name.contains(".unpacking") || name.starts_with(IMPORTED);
         for directory in [self.layers_directory(), self.root.join("ingest")] {
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -618,6 +638,18 @@ mod tests {
         deep(&layer);
         store.remove(&image.id, &none).unwrap();
         assert!(!layer.exists());
+    }
+
+    #[test]
+    fn a_lock_ends_with_its_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(LEASES);
+        let held = Locked::shared(&path).unwrap();
+        assert!(Locked::alone(&path).unwrap().is_none());
+        // As a child has it that is being started.
+        let _copy = held.0.try_clone().unwrap();
+        drop(held);
+        assert!(Locked::alone(&path).unwrap().is_some());
     }
 
     /// A pull that goes on for ever, from a registry that sends a byte now and then, does not keep the disk full.
