@@ -100,12 +100,15 @@ pub(crate) async fn security_an_endless_grace_period_ends(node: &mut Node) {
     node.create(
         "endless",
         json!({
-            "containers": [{"name": "c", "command": shell("trap 'exit 0' TERM; while true; do sleep 0.1; done")}],
+            "containers": [{"name": "c",
+                "command": shell("trap 'exit 0' TERM; echo trapped; while true; do sleep 0.1; done")}],
             "terminationGracePeriodSeconds": i64::MAX,
         }),
     )
     .await;
-    node.wait("endless", "ready", is_ready).await;
+    let pod = node.wait("endless", "ready", is_ready).await;
+    // A signal that comes before its trap is ignored, and there is no other one.
+    node.wait_log(&pod, "c", |log| log == "trapped\n").await;
     let pods = node.api.client().namespaced::<Pod>("default");
     pods.delete("endless", &DeleteParams::default().with_grace_period(i64::from(i32::MAX))).await.unwrap();
     node.wait_gone("endless").await;

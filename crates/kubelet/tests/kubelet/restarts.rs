@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::node::{Node, container_id, is_ready, phase, restarts, shell};
 use crate::runtime::Kind;
@@ -53,6 +53,18 @@ pub(crate) async fn pods_outlive_kubelet_and_runtime(node: &mut Node) {
                 !std::fs::exists(format!("/proc/{doomed}/root/bin")).unwrap_or(false)
             })
             .await;
+            // The process is gone a moment before its shim looks at the clock and writes down when that was.
+            if node.runtime.kind == Kind::Cox {
+                let id = container_id(&ends).unwrap();
+                let (_, id) = id.split_once("://").unwrap();
+                let record = node.dir.path().join("root/containers").join(id).join("status.json");
+                node.wait_until("its end is written down", || {
+                    let status = std::fs::read(&record).unwrap_or_default();
+                    let status: Value = serde_json::from_slice(&status).unwrap_or_default();
+                    status["finished_at"].as_i64().is_some_and(|at| at > 0)
+                })
+                .await;
+            }
             down = Some((from, Timestamp::now().as_second()));
         }
         if runtime {
