@@ -131,7 +131,8 @@ fn cluster_ips_node_ports_and_their_policies() {
         assert!(pod().unwrap().ends_with(" 10.42.0.4"), "a pod keeps its address: {:?}", pod());
         let outside = || ask_tcp(Some(lab.outside()), "192.0.2.1:30080");
         assert_eq!(answering(40, outside), names(&["p2", "p3"]));
-        assert_eq!(answering(10, || ask_tcp(Some(lab.outside()), "203.0.113.7:8080")).len(), 2);
+        // Endpoints are chosen at random: of so many connections, all to one of two is as good as never.
+        assert_eq!(answering(40, || ask_tcp(Some(lab.outside()), "203.0.113.7:8080")), names(&["p2", "p3"]));
         // The kernel routes no packet from `::1` to another link.
         assert!(lab.is_v6() || ask_tcp(None, "127.0.0.1:30080").is_ok(), "localhost node port");
         assert!(ask_tcp(Some(lab.pod(4)), "192.0.2.1:30080").is_ok(), "node port from a pod");
