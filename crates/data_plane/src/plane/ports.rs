@@ -364,13 +364,22 @@ impl ResolvesServerCert for Certificates {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use client::metrics::Metrics;
     use tokio::io::AsyncReadExt;
-    use tokio::net::TcpStream;
+    use tokio::net::{TcpSocket, TcpStream};
 
     use super::*;
     use crate::hostname::Hosts;
+
+    /// An address that nobody else is given while the socket lives, and where whoever names it may listen.
+    pub(in crate::plane) fn kept_address() -> (TcpSocket, SocketAddr) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap();
+        (socket, address)
+    }
 
     /// Asks for what is not there.
     async fn ask(client: &mut TcpStream) {
@@ -386,7 +395,7 @@ mod tests {
     async fn a_connection_that_lasts_keeps_no_table() {
         let stop = CancellationToken::new();
         let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_place, free) = kept_address();
         let table = || {
             let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
             Arc::new(Table { ports: [(Bind::shared(free.port()), Arc::new(port))].into(), ..Table::default() })
@@ -410,7 +419,7 @@ mod tests {
     async fn security_an_address_that_another_gateway_gets_keeps_no_connection() {
         let stop = CancellationToken::new();
         let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_place, free) = kept_address();
         let table = |owner: &str| {
             let port = Port { protocol: Protocol::Http, listeners: Hosts::default(), default_certificate: None };
             let bind = Bind { address: Some(free.ip()), port: free.port() };
@@ -443,7 +452,7 @@ mod tests {
         use crate::table::{Backend, BackendProtocol, Listener, Route, Weighted};
         let stop = CancellationToken::new();
         let plane = DataPlane::new(crate::Limits::default(), None, Metrics::new(), stop.clone()).unwrap();
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_place, free) = kept_address();
         let behind = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let backend = Backend {
             name: "raw".into(),

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use client::metrics::Metrics;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::hostname::Pattern;
+use crate::plane::ports::tests::kept_address;
 use crate::plane::{DataPlane, Limits, Ports};
 use crate::table::{
     Action, Backend, BackendProtocol, Bind, Listener, PathMatch, Port, Protocol, Rank, Route, Rule, Rules, Table,
@@ -26,13 +27,14 @@ struct World {
     at: SocketAddr,
     ports: Ports,
     stop: CancellationToken,
+    _place: TcpSocket,
 }
 
 impl World {
     async fn new(endpoint: SocketAddr, limits: Limits) -> Self {
         let stop = CancellationToken::new();
         let plane = DataPlane::new(limits, None, Metrics::new(), stop.clone()).unwrap();
-        let at = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (_place, at) = kept_address();
         let backend = Backend {
             name: "web".into(),
             protocol: BackendProtocol::Http1,
@@ -62,7 +64,7 @@ impl World {
         plane.swap(table.clone());
         let mut ports = Ports::new(plane, vec![at.ip()]);
         assert!(ports.apply(&table).await.is_empty());
-        Self { at, ports, stop }
+        Self { at, ports, stop, _place }
     }
 
     async fn client(&self) -> Client {
