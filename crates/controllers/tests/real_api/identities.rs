@@ -2,7 +2,7 @@
 
 use client::Client;
 use client::kubeconfig::{AuthInfo, Cluster as KubeCluster, Kubeconfig, Overrides};
-use client::serving::{Port, Serving};
+use client::serving::Serving;
 use http_body_util::BodyExt;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -12,9 +12,11 @@ use crate::harness::{Cluster, deployment, is_rolled_out, patiently};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn controllers_over_https_have_their_own_identities() {
     let mut cluster = Cluster::without_manager(2).await;
-    // A free port, given back just before the manager takes it.
-    let any = Serving { bind: "127.0.0.1:0".parse().unwrap(), tls: None, profiling: true, is_optional: false };
-    let address = Port::bind(&any).await.unwrap().address().unwrap();
+    // An address that nobody else is given before the manager listens there.
+    let place = tokio::net::TcpSocket::new_v4().unwrap();
+    place.set_reuseaddr(true).unwrap();
+    place.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = place.local_addr().unwrap();
     let mut config = controllers::Config { client: cluster.https("manager"), ..cluster.manager() };
     config.use_service_account_credentials = true;
     config.serving = Some(Serving { bind: address, tls: None, profiling: true, is_optional: false });

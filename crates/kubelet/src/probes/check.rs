@@ -161,9 +161,10 @@ mod tests {
 
     #[tokio::test]
     async fn refused_connections_read_as_upstream() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        // Bound, and nobody listens.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = nobody.local_addr().unwrap().port();
         let expected = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
         assert_eq!(connect("127.0.0.1", port).await.unwrap_err().to_string(), expected);
     }

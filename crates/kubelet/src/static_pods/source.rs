@@ -183,8 +183,11 @@ mod tests {
         assert_eq!((names(&found), found.errors.len()), (vec!["web-n".to_string()], 1));
         let found = Source::Path(dir.path().join("web.yaml")).read("n").await.unwrap().unwrap();
         assert_eq!(names(&found), ["web-n"]);
-        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let mut url = Source::url(format!("http://{nobody}/"), Vec::new(), Duration::from_secs(3600));
+        // Bound, and nobody listens.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = format!("http://{}/", nobody.local_addr().unwrap());
+        let mut url = Source::url(address, Vec::new(), Duration::from_secs(3600));
         assert!(url.read("n").await.is_err());
         assert!(url.read("n").await.unwrap().is_none(), "it is not time to ask again");
     }

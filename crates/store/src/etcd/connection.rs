@@ -730,9 +730,10 @@ mod tests {
 
     #[tokio::test]
     async fn while_nobody_answers_nobody_is_passed_over() {
-        // Nobody listens there any more.
-        let closed = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let options = Options::new([closed(), closed()].map(|address| format!("http://{address}")));
+        // Bound, and nobody listens.
+        let closed = [(); 2].map(|()| tokio::net::TcpSocket::new_v4().unwrap());
+        closed.iter().for_each(|socket| socket.bind("127.0.0.1:0".parse().unwrap()).unwrap());
+        let options = Options::new(closed.each_ref().map(|socket| format!("http://{}", socket.local_addr().unwrap())));
         let connection = Connection::new(&options).unwrap();
         *connection.endpoints.load()[1].standing.lock() = Verdict::Lost;
         connection.move_on(0);
