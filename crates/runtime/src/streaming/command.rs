@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cri::v1;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::Protocol;
@@ -187,6 +188,21 @@ enum Until {
     OutputsEnd,
 }
 
+enum Sent<T> {
+    /// None at the end.
+    Input(Option<T>),
+    Size(u16, u16),
+}
+
+/// What a client has sent. A program that reads its input finds the size that was sent before it.
+async fn next_sent<T>(input: &mut mpsc::Receiver<T>, sizes: &mut mpsc::Receiver<(u16, u16)>) -> Sent<T> {
+    tokio::select! {
+        biased;
+        Some((width, height)) = sizes.recv() => Sent::Size(width, height),
+        bytes = input.recv() => Sent::Input(bytes),
+    }
+}
+
 /// Moves bytes until `done` and nothing is left in the outputs, or until they end.
 async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, until: Until, resizer: Option<Resizer>) {
     let Ends { mut stdin, stdout, stderr, terminal, .. } = ends;
@@ -194,8 +210,8 @@ async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, until: 
     let (input, sizes) = (&mut remote.stdin, &mut remote.resize);
     let feeding = async {
         loop {
-            tokio::select! {
-                bytes = input.recv() => match (bytes, &stdin, &terminal) {
+            match next_sent(input, sizes).await {
+                Sent::Input(bytes) => match (bytes, &stdin, &terminal) {
                     (Some(bytes), Some(pipe), _) | (Some(bytes), None, Some(pipe)) => {
                         if pipe.write_all(&bytes).await.is_err() {
                             stdin = None;
@@ -208,7 +224,7 @@ async fn pump(ends: Ends, remote: &mut Remote, done: &CancellationToken, until: 
                         std::future::pending::<()>().await;
                     }
                 },
-                Some((width, height)) = sizes.recv() => match (&resizer, &terminal) {
+                Sent::Size(width, height) => match (&resizer, &terminal) {
                     (Some(resize), _) => resize(width, height).await,
                     (None, Some(terminal)) => drop(terminal.resize(width, height)),
                     (None, None) => {}
@@ -263,6 +279,22 @@ async fn copy(pipe: Option<&AsyncPipe>, output: &Output, channel: Channel, done:
                     return;
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_size_is_heard_before_input_that_came_after_it() {
+        for _ in 0..50 {
+            let ((sizes, mut size), (words, mut input)) = (mpsc::channel(1), mpsc::channel(1));
+            sizes.send((80, 24)).await.unwrap();
+            words.send("x").await.unwrap();
+            assert!(matches!(next_sent(&mut input, &mut size).await, Sent::Size(80, 24)));
+            assert!(matches!(next_sent(&mut input, &mut size).await, Sent::Input(Some("x"))));
         }
     }
 }
