@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -36,8 +35,11 @@ struct Bench {
 impl Bench {
     fn new(reports: &[(&str, &[(&str, &str)])]) -> Bench {
         let bench = Bench { dir: tempfile::Builder::new().prefix("coxtest-").tempdir().unwrap() };
-        fs::write(bench.path("e2e.test"), PROGRAM).unwrap();
-        fs::set_permissions(bench.path("e2e.test"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(bench.path("draft"), PROGRAM).unwrap();
+        // By another process: while it is open for writing here, a child that another test is starting has it open too, and nobody
+        // can run it ("Text file busy").
+        let installed = Command::new("install").arg(bench.path("draft")).arg(bench.path("e2e.test")).status();
+        assert!(installed.unwrap().success());
         fs::write(bench.path("document.md"), DOCUMENT).unwrap();
         for (part, cases) in reports {
             fs::write(bench.path(&format!("{part}.xml")), junit(cases)).unwrap();

@@ -26,6 +26,13 @@ pub(crate) fn install(path: &Path) {
     run(Command::new("cp").arg(env!("CARGO_BIN_EXE_cox")).arg(path));
 }
 
+/// The same with a script.
+pub(crate) fn install_script(path: &Path, text: &str) {
+    let draft = path.with_extension("draft");
+    std::fs::write(&draft, text).unwrap();
+    run(Command::new("install").arg(&draft).arg(path));
+}
+
 /// A host of its own: loopback, one address, and a default route that leads nowhere.
 pub(crate) struct Host {
     name: String,

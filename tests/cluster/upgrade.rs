@@ -1,12 +1,12 @@
 //! `cox upgrade`: another program under a running cluster, and the old one again where that one fails.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::harness::{Host, describe, install};
+use crate::harness::{Host, describe, install, install_script};
 
 /// A cluster whose program is a copy of its own.
 struct Installed {
@@ -80,8 +80,7 @@ fn a_program_is_replaced_under_a_running_cluster_and_put_back_when_it_fails() {
     let broken = cluster.dir.path().join("broken");
     let script =
         "#!/bin/sh\n[ \"$1\" = version ] && echo 'cox 9.9.9 (Kubernetes v1.37)' && exit\necho broken >&2\nexit 3\n";
-    std::fs::write(&broken, script).unwrap();
-    std::fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+    install_script(&broken, script);
     cluster.says("kubectl create configmap between");
     let output = cluster.output(&format!("upgrade {}", broken.display()));
     assert!(!output.status.success());

@@ -2,12 +2,12 @@
 //! fails that a client would not try again, no container restarts, and a program that is broken goes by itself.
 
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::etcd_servers::{Machine, must};
-use crate::harness::{describe, install, run};
+use crate::harness::{describe, install, install_script, run};
 use crate::manifests;
 use crate::server_group::{Group, under_load};
 
@@ -15,8 +15,7 @@ use crate::server_group::{Group, under_load};
 fn broken(dir: &Path, name: &str, then: &str) -> PathBuf {
     let path = dir.join(name);
     let script = format!("#!/bin/sh\n[ \"$1\" = version ] && echo 'cox 9.9.9 (Kubernetes v1.36)' && exit\n{then}\n");
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    install_script(&path, &script);
     path
 }
 

@@ -30,6 +30,15 @@ fn write(alone: &Alone, name: &str, content: &str) {
     std::fs::write(alone.dir().join(name), content).unwrap();
 }
 
+/// A program. Another process writes it: while it is open for writing here, a child that another test is starting has it open too,
+/// and nobody can run it ("Text file busy").
+fn install(alone: &Alone, name: &str, script: &str) {
+    write(alone, "draft", script);
+    let dir = alone.dir();
+    let installed = std::process::Command::new("install").arg(dir.join("draft")).arg(dir.join(name)).status();
+    assert!(installed.unwrap().success());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_go_round() {
     let alone = Alone::start().await;
@@ -47,9 +56,7 @@ async fn objects_go_round() {
     let version = passes(&alone, "get service web -o jsonpath={.metadata.resourceVersion}").await;
     passes(&alone, &format!("set selector service web a=b --resource-version={version}")).await;
 
-    write(&alone, "relabel", "#!/bin/sh\nsed -i 's/a: \"1\"/a: \"2\"/' \"$1\"\n");
-    let output = alone.command("chmod").args(["+x", "relabel"]).status().await.unwrap();
-    assert!(output.success());
+    install(&alone, "relabel", "#!/bin/sh\nsed -i 's/a: \"1\"/a: \"2\"/' \"$1\"\n");
     let edited = alone.run_with(&["edit", "cm", "settings", "--save-config"], "EDITOR", "./relabel").await;
     assert!(edited.0.contains("configmap/settings edited"), "{edited:?}");
     let applied = passes(&alone, "apply view-last-applied cm settings").await;
@@ -59,17 +66,16 @@ async fn objects_go_round() {
     let all = alone.run_with(&["edit", "cm"], "EDITOR", "cat").await;
     assert!(all.0.contains("kind: List") && all.1 == "Edit cancelled, no changes made.\n", "{all:?}");
 
-    write(
+    install(
         &alone,
         "annotate",
         "#!/bin/sh\nsed -i 's/^    name: settings/    annotations: {edited: \"yes\"}\\n&/' \"$1\"\n",
     );
-    alone.command("chmod").args(["+x", "annotate"]).status().await.unwrap();
     let one = alone.run_with(&["edit", "cm"], "EDITOR", "./annotate").await;
     assert!(one.0.contains("configmap/settings edited\n") && one.0.contains(" skipped\n"), "{one:?}");
 
     fails(&alone, "edit jobs", "edit cancelled, no objects found").await;
-    write(&alone, "annotate", "#!/bin/sh\nsed -i 's/^items:/other:/' \"$1\"\n");
+    install(&alone, "annotate", "#!/bin/sh\nsed -i 's/^items:/other:/' \"$1\"\n");
     let spoilt = alone.run_with(&["edit", "cm"], "EDITOR", "./annotate").await;
     assert!(spoilt.1.contains("the edited list has no items"), "{spoilt:?}");
 
@@ -116,8 +122,8 @@ async fn lines_say_what_upstreams_say() {
     let warning = "Warning: deleting cluster-scoped resources, not scoped to the provided namespace\n";
     assert!(deleted.contains(warning), "{deleted}");
 
-    write(&alone, "kubectl-create-thing", "#!/bin/sh\necho made $1\n");
-    let script = format!("chmod +x kubectl-create-thing; PATH=.:$PATH {KUBECTL} create thing x");
+    install(&alone, "kubectl-create-thing", "#!/bin/sh\necho made $1\n");
+    let script = format!("PATH=.:$PATH {KUBECTL} create thing x");
     let made = alone.command("sh").args(["-c", &script]).output().await.unwrap();
     assert_eq!(String::from_utf8_lossy(&made.stdout), "made x\n");
     write(&alone, "old.yaml", "apiVersion: rbac.authorization.k8s.io/v1beta1\nkind: Role\nmetadata: {name: r}\n");
