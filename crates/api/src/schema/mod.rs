@@ -67,8 +67,8 @@ pub struct Struct {
     pub open: bool,
     /// Sorted by name.
     fields: Box<[Field]>,
-    /// How their names begin: numbers are found sooner than texts.
-    heads: Box<[u64]>,
+    /// Where the fields are, one up, by the hash of their name (see [`hash`]); at least half of the slots are free, as 0.
+    slots: Box<[u16]>,
     /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
     times: u128,
     /// Where fields are that may be absent and are written all the same.
@@ -98,9 +98,9 @@ impl Struct {
         let times = times.filter_map(|(at, _)| 1u128.checked_shl(at as u32)).fold(0, |all, bit| all | bit);
         let is_written = |field: &Field| !field.required && matches!(field.zero, Zero::Written | Zero::Null);
         let written = fields.iter().enumerate().filter(|(_, field)| is_written(field)).map(|(at, _)| at).collect();
-        let heads = fields.iter().map(|field| head(field.name.as_bytes())).collect();
+        let slots = slots(&fields);
         let atomic = table::is_atomic(name);
-        Self { name: name.into(), atomic, open: false, fields: fields.into(), heads, times, written }
+        Self { name: name.into(), atomic, open: false, fields: fields.into(), slots, times, written }
     }
 
     /// Whether fields that are not named are let through.
@@ -134,10 +134,13 @@ impl Struct {
 
     /// Where a field stands among [`Self::fields`].
     fn position(&self, name: &[u8]) -> Option<usize> {
-        let head = head(name);
-        let first = self.heads.partition_point(|known| *known < head);
-        let mut alike = first..first + self.heads[first..].iter().take_while(|known| **known == head).count();
-        alike.find(|at| self.fields[*at].name.as_bytes() == name)
+        let hash = hash(name);
+        let mask = self.slots.len() - 1;
+        // There is always a free slot, at which this ends.
+        (0..).map(|step| self.slots[(hash + step) & mask].checked_sub(1)).find_map(|found| {
+            let Some(at) = found.map(usize::from) else { return Some(None) };
+            (self.fields[at].name.as_bytes() == name).then_some(Some(at))
+        })?
     }
 
     /// `PodSpec` of `io.k8s.api.core.v1.PodSpec`.
@@ -146,14 +149,27 @@ impl Struct {
     }
 }
 
-/// The first bytes of a name, in the order of names.
-fn head(name: &[u8]) -> u64 {
-    let mut head = [0; 8];
-    match name.first_chunk() {
-        Some(first) => head = *first,
-        None => head[..name.len()].copy_from_slice(name),
+fn slots(fields: &[Field]) -> Box<[u16]> {
+    let mut slots = vec![0; (2 * fields.len()).max(1).next_power_of_two()];
+    let mask = slots.len() - 1;
+    for (at, field) in (1..).zip(fields) {
+        let mut slot = hash(field.name.as_bytes()) & mask;
+        while slots[slot] != 0 {
+            slot = (slot + 1) & mask;
+        }
+        slots[slot] = at;
     }
-    u64::from_be_bytes(head)
+    slots.into()
+}
+
+/// From the first and the last eight bytes of a name and its length. Who writes an object chooses names to look for, and none to find.
+fn hash(name: &[u8]) -> usize {
+    let (first, last) = match (name.first_chunk(), name.last_chunk()) {
+        (Some(first), Some(last)) => (u64::from_le_bytes(*first), u64::from_le_bytes(*last)),
+        _ => (name.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)), 0),
+    };
+    let mixed = (first ^ last.rotate_left(29) ^ name.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 40) as usize
 }
 
 impl std::ops::Deref for StructRef {
