@@ -309,8 +309,7 @@ fn the_kernel_decides_as_policies_say() {
                 // The kernel's own: what it sends is not forwarded.
                 (false, _) => None,
             };
-            let pods: BTreeMap<u8, &Arc<Pod>> =
-                world.pods.values().filter_map(|pod| Some((last(pod)?, pod))).collect();
+            let pods: BTreeMap<u8, &Arc<Pod>> = world.pods.values().filter_map(|pod| Some((last(pod)?, pod))).collect();
             let mut packets = Vec::new();
             while packets.len() < 150 {
                 // Some are from a node or to one.

@@ -29,8 +29,8 @@ pub(crate) enum Strategy {
 impl NodeResourcesFit {
     fn is_ignored(&self, name: &str) -> bool {
         let group = name.split('/').next().unwrap_or_default();
-        let is_named = self.ignored.iter().any(|other| other == name)
-            || self.ignored_groups.iter().any(|other| other == group);
+        let is_named =
+            self.ignored.iter().any(|other| other == name) || self.ignored_groups.iter().any(|other| other == group);
         is_named && is_extended(name)
     }
 
