@@ -63,6 +63,8 @@ pub(super) struct Chunks {
 enum At {
     #[default]
     Size,
+    /// Some servers write all sizes at one width.
+    Padding,
     Extension,
     SizeEnd,
     Data,
@@ -107,8 +109,9 @@ impl Chunks {
     /// One byte that is not data: whether it is passed on.
     fn step(&mut self, byte: u8) -> Result<bool, Malformed> {
         let (next, is_passed) = match (self.at, byte) {
-            (At::Size, b'\r') if self.digits > 0 => (At::SizeEnd, true),
-            (At::Size, b';' | b' ' | b'\t') if self.digits > 0 => (At::Extension, false),
+            (At::Size | At::Padding, b'\r') if self.digits > 0 => (At::SizeEnd, true),
+            (At::Size | At::Padding, b' ' | b'\t') if self.digits > 0 => (At::Padding, false),
+            (At::Size | At::Padding, b';') if self.digits > 0 => (At::Extension, false),
             (At::Size, byte) => {
                 let digit = char::from(byte).to_digit(16).ok_or(Malformed)?;
                 if self.digits == MAX_DIGITS {
@@ -132,7 +135,7 @@ impl Chunks {
             (At::LastLf, b'\n') => (At::End, true),
             _ => return Err(Malformed),
         };
-        if !is_passed {
+        if !is_passed && next != At::Padding {
             self.ignored += 1;
             if self.ignored > MAX_IGNORED {
                 return Err(Malformed);
@@ -187,6 +190,13 @@ mod tests {
     }
 
     #[test]
+    fn padded_sizes_do_not_add_up() {
+        let padded = [&b"1     \r\nx\r\n".repeat(MAX_IGNORED)[..], b"0     \r\n\r\n"].concat();
+        let plain = [&b"1\r\nx\r\n".repeat(MAX_IGNORED)[..], b"0\r\n\r\n"].concat();
+        assert_eq!(passed(&padded, padded.len() / 2).unwrap(), (plain, true, false));
+    }
+
+    #[test]
     fn security_chunks_that_could_be_read_in_two_ways_are_not_passed_on() {
         for body in [
             &b"\r\nhello\r\n0\r\n\r\n"[..],
@@ -200,6 +210,7 @@ mod tests {
             b"0x5\r\nhello\r\n0\r\n\r\n",
             b" 5\r\nhello\r\n0\r\n\r\n",
             b"5 5\r\nhello\nGET",
+            b"5 5\r\nhello\r\n0\r\n\r\n",
             b"5;a\nb\r\nhello\r\n0\r\n\r\n",
             b"5;a\rb\r\nhello\r\n0\r\n\r\n",
             b"5\r\rhello\r\n0\r\n\r\n",
