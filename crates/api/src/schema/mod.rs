@@ -68,7 +68,7 @@ pub struct Struct {
     /// Sorted by name.
     fields: Box<[Field]>,
     /// Where the fields are, one up, by the hash of their name (see [`hash`]); at least half of the slots are free, as 0.
-    slots: Box<[u16]>,
+    slots: Box<[u32]>,
     /// A bit for each field that is a time and cannot be absent: Go reads nothing as its zero time there.
     times: u128,
     /// Where fields are that may be absent and are written all the same.
@@ -138,7 +138,7 @@ impl Struct {
         let mask = self.slots.len() - 1;
         // There is always a free slot, at which this ends.
         (0..).map(|step| self.slots[(hash + step) & mask].checked_sub(1)).find_map(|found| {
-            let Some(at) = found.map(usize::from) else { return Some(None) };
+            let Some(at) = found.map(|at| at as usize) else { return Some(None) };
             (self.fields[at].name.as_bytes() == name).then_some(Some(at))
         })?
     }
@@ -149,7 +149,7 @@ impl Struct {
     }
 }
 
-fn slots(fields: &[Field]) -> Box<[u16]> {
+fn slots(fields: &[Field]) -> Box<[u32]> {
     let mut slots = vec![0; (2 * fields.len()).max(1).next_power_of_two()];
     let mask = slots.len() - 1;
     for (at, field) in (1..).zip(fields) {
@@ -192,5 +192,31 @@ impl Type {
             Self::Struct(definition) => Some(definition),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A definition of a custom resource may have as many as fit into a request.
+    #[test]
+    fn a_structure_may_have_very_many_fields() {
+        const COUNT: usize = 70_000;
+        let field = |number: usize| Field {
+            name: format!("f{number}").into(),
+            ty: Type::Any,
+            merge: None,
+            key_default: None,
+            granular: false,
+            required: false,
+            zero: Zero::Kept,
+        };
+        let all = Struct::new("", (0..COUNT).map(field).collect());
+        for number in 0..COUNT {
+            let name = format!("f{number}");
+            assert!(all.field(&name).is_some_and(|field| *field.name == *name), "{name}");
+        }
+        assert!(all.field(format!("f{COUNT}")).is_none());
     }
 }
