@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gc;
 use crate::kubelet::Kubelet;
-use crate::node::machine::max_processes;
+use crate::node::machine::{max_processes, running_processes};
 use crate::node::memory;
 use crate::state;
 use crate::status::Ended;
@@ -237,9 +237,7 @@ impl Eviction {
 /// Processes the kernel has left to give.
 fn processes() -> Option<(Signal, Observed)> {
     let capacity = max_processes()?;
-    // `0.00 0.01 0.05 1/123 4567`: the number after the slash counts all threads.
-    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
-    let running = load.split(' ').nth(3)?.split_once('/')?.1.parse::<u64>().ok()?;
+    let running = running_processes()?;
     Some((Signal::PidAvailable, Observed { available: capacity.saturating_sub(running), capacity }))
 }
 

@@ -66,6 +66,28 @@ pub(crate) fn max_processes() -> Option<u64> {
     Some(number("/proc/sys/kernel/pid_max")?.min(number("/proc/sys/kernel/threads-max")?))
 }
 
+/// How many processes and threads there are. None when the kernel does not say.
+pub(crate) fn running_processes() -> Option<u64> {
+    // `0.00 0.01 0.05 1/123 4567`: the number after the slash counts all threads.
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    load.split(' ').nth(3)?.split_once('/')?.1.parse().ok()
+}
+
+/// The cgroup of this process, from the text of `/proc/self/cgroup`. Of version 1 it is that of systemd, if there is one, and
+/// none where processors and memory are counted in different ones (`getContainer`, v1.36).
+pub(crate) fn own_cgroup(cgroups: &str, is_v2: bool) -> Option<&str> {
+    let of = |controller: &str| {
+        let mut trees = cgroups.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+        let found = trees.find(|(controllers, _)| controllers.split(',').any(|one| one == controller));
+        found.map(|(_, path)| path)
+    };
+    if is_v2 {
+        return of("");
+    }
+    let path = of("cpu").filter(|path| of("memory") == Some(*path))?;
+    of("name=systemd").or(Some(path))
+}
+
 /// Whether there is swap, and the kernel limits it for each cgroup of version 2 (`checkSwapControllerAvailability`, v1.36).
 pub(crate) fn limits_swap() -> bool {
     let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -76,7 +98,7 @@ pub(crate) fn limits_swap() -> bool {
 
 /// The file of this process's own cgroup: that of the root has none.
 fn swap_limit(cgroups: &str) -> Option<PathBuf> {
-    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let own = own_cgroup(cgroups, true)?.strip_prefix('/')?;
     Some(Path::new("/sys/fs/cgroup").join(own).join("memory.swap.max"))
 }
 
@@ -117,6 +139,23 @@ mod tests {
             ("4:memory:/user.slice\n1:name=systemd:/user.slice\n", None),
         ] {
             assert_eq!(swap_limit(cgroups), expected.map(PathBuf::from), "{cgroups:?}");
+        }
+    }
+
+    #[test]
+    fn the_kubelet_knows_its_cgroup() {
+        let v1 = "5:cpu,cpuacct:/a\n4:memory:/a\n";
+        let systemd = "1:name=systemd:/system.slice/x:y.service\n";
+        for (cgroups, is_v2, expected) in [
+            ("0::/system.slice/kubelet.service\n".to_owned(), true, Some("/system.slice/kubelet.service")),
+            (format!("{v1}0::/\n"), true, Some("/")),
+            (v1.to_owned(), true, None),
+            (v1.to_owned(), false, Some("/a")),
+            (format!("{v1}{systemd}"), false, Some("/system.slice/x:y.service")),
+            (format!("5:cpu,cpuacct:/b\n4:memory:/a\n{systemd}"), false, None),
+            (systemd.to_owned(), false, None),
+        ] {
+            assert_eq!(own_cgroup(&cgroups, is_v2), expected, "{cgroups:?}");
         }
     }
 

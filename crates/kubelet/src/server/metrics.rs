@@ -382,7 +382,7 @@ mod tests {
             page_faults: None,
             major_page_faults: None,
         };
-        let node = NodeFigures { cpu: 3_000_000_000, memory, swap: Some(7) };
+        let node = NodeFigures { cpu: 3_000_000_000, memory, swap: Some(7), swap_free: None, booted: None };
         let text = resource_families(&by_pod(&stats), &starts, &node).render();
         for row in [
             "container_cpu_usage_seconds_total{container=\"a\",namespace=\"default\",pod=\"p\"} 1.5\n",

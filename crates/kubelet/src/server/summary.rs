@@ -15,10 +15,10 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::cadvisor::{self, Interface, Pressure, Pressures, Stall};
+use super::cadvisor::{self, Interface, Pressure, Pressures, Stall, SystemContainer};
 use super::{Server, json as answer, text};
 use crate::kubelet::Kubelet;
-use crate::node::machine::disk;
+use crate::node::machine::{disk, max_processes, running_processes};
 use crate::node::memory::NodeMemory;
 use crate::state::{self, label};
 use crate::usage::{self, PodUsage, Space};
@@ -65,6 +65,11 @@ fn wanted_pressures(query: &str) -> &'static [&'static str] {
         Extent::WithoutFiles => &[],
         Extent::CpuAndMemory => &["cpu", "memory"],
     }
+}
+
+/// Whether upstream's answer is wanted, and not one of the shorter ones that are our own.
+fn is_for_others(query: &str) -> bool {
+    Extent::of(query) != Extent::WithoutFiles && !is_set(query, "without_pressure")
 }
 
 pub(super) fn number(value: &Option<v1::UInt64Value>) -> u64 {
@@ -132,6 +137,65 @@ fn cpu_json(now: &str, nanos: u64, nano_cores: Option<u64>) -> Value {
     let mut value = json!({"time": now, "usageCoreNanoSeconds": nanos});
     if let Some(nano_cores) = nano_cores {
         value["usageNanoCores"] = json!(nano_cores);
+    }
+    value
+}
+
+fn swap_json(now: &str, used: u64, available: Option<u64>) -> Value {
+    let mut value = json!({"time": now, "swapUsageBytes": used});
+    if let Some(available) = available {
+        value["swapAvailableBytes"] = json!(available);
+    }
+    value
+}
+
+/// Of containers whose runtime counts it, together.
+fn swap_of(now: &str, stats: &[&v1::ContainerStats]) -> Option<Value> {
+    let all: Vec<&v1::SwapUsage> = stats.iter().filter_map(|stat| stat.swap.as_ref()).collect();
+    if all.is_empty() {
+        return None;
+    }
+    let available: Vec<u64> =
+        all.iter().filter_map(|swap| swap.swap_available_bytes.as_ref()).map(|bytes| bytes.value).collect();
+    let available = (!available.is_empty()).then(|| available.iter().sum());
+    Some(swap_json(now, all.iter().map(|swap| number(&swap.swap_usage_bytes)).sum(), available))
+}
+
+/// How many processes there can be, and are.
+fn rlimit_json(now: &str, (most, running): (Option<u64>, Option<u64>)) -> Value {
+    let mut value = json!({"time": now});
+    for (field, amount) in [("maxpid", most), ("curproc", running)] {
+        if let Some(amount) = amount {
+            value[field] = json!(amount);
+        }
+    }
+    value
+}
+
+/// Of what the kubelet or all pods use. `started` is when it began, if that is known better than by its cgroup.
+fn system_container_json(now: &str, of: &SystemContainer, started: Option<Timestamp>, rate: Option<u64>) -> Value {
+    let made = || of.made.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    let mut memory = json!({"time": now});
+    for (field, amount) in [
+        ("availableBytes", of.available),
+        ("usageBytes", of.usage),
+        ("workingSetBytes", of.working_set),
+        ("rssBytes", of.rss),
+        ("pageFaults", of.page_faults),
+        ("majorPageFaults", of.major_page_faults),
+    ] {
+        if let Some(amount) = amount {
+            memory[field] = json!(amount);
+        }
+    }
+    let mut value = json!({
+        "name": of.name,
+        "startTime": started.or_else(made).map(|time| time.to_string()),
+        "cpu": cpu_json(now, of.cpu.unwrap_or_default(), rate),
+        "memory": memory,
+    });
+    if let Some(swap) = of.swap {
+        value["swap"] = swap_json(now, swap, None);
     }
     value
 }
@@ -225,16 +289,24 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
     }
     let ids: HashSet<&str> =
         stats.iter().filter_map(|stat| stat.attributes.as_ref()).map(|attributes| attributes.id.as_str()).collect();
-    server.cpu_rates.retain(|of| of == NODE || ids.contains(of));
+    // Those of the node and of system containers begin with a slash.
+    server.cpu_rates.retain(|of| of.starts_with(NODE) || ids.contains(of));
     let figures = cadvisor::figures(kubelet).await;
     let figures = figures.ok_or_else(|| io::Error::other("the kernel does not say what the node uses"))?;
     let rate = server.cpu_rates.rate(NODE, Instant::now(), figures.cpu, None);
+    let booted = figures.booted.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or(server.started);
     let mut node = json!({
         "nodeName": kubelet.settings.node_name,
-        "startTime": server.started.to_string(),
+        "startTime": booted.to_string(),
         "cpu": cpu_json(&now, figures.cpu, rate),
         "memory": node_memory_json(&now, &figures.memory),
     });
+    if let Some(swap) = figures.swap {
+        node["swap"] = swap_json(&now, swap, figures.swap_free);
+    }
+    if is_for_others(query) {
+        node["systemContainers"] = system_containers(server, &now, extent, &node).await?;
+    }
     add_pressure(&mut node, &now, pressures.get("/"));
     if extent != Extent::CpuAndMemory {
         let root = &kubelet.settings.root_dir;
@@ -259,8 +331,28 @@ pub(super) async fn summarize(server: &Server, query: &str) -> io::Result<Value>
         let images = fs(&info.image_filesystems);
         let containers = fs(&info.container_filesystems).or_else(|| images.clone());
         node["runtime"] = json!({"imageFs": images, "containerFs": containers});
+        node["rlimit"] = rlimit_json(&now, (max_processes(), running_processes()));
     }
     Ok(json!({"node": node, "pods": pods}))
+}
+
+/// What the kubelet and all pods together use. Where pods have no cgroups, they are all over the node, as upstream.
+async fn system_containers(server: &Server, now: &str, extent: Extent, node: &Value) -> io::Result<Value> {
+    let Some(cgroups) = server.kubelet.cgroups.clone() else {
+        let [started, cpu, memory] = ["startTime", "cpu", "memory"].map(|field| &node[field]);
+        return Ok(json!([{"name": "pods", "startTime": started, "cpu": cpu, "memory": memory}]));
+    };
+    let found = blocking(move || Ok(cadvisor::system_containers(&cgroups))).await?;
+    let shown = found.into_iter().map(|of| {
+        let rate = of.cpu.and_then(|cpu| server.cpu_rates.rate(&of.path, Instant::now(), cpu, None));
+        let started = (of.name == "kubelet").then_some(server.started);
+        let mut value = system_container_json(now, &of, started, rate);
+        let mut pressure = of.pressure;
+        pressure.retain(|resource, _| extent == Extent::All || *resource != "io");
+        add_pressure(&mut value, now, Some(&pressure));
+        value
+    });
+    Ok(shown.collect())
 }
 
 /// A pod, and those of its containers that run.
@@ -361,6 +453,9 @@ fn pod_json(
                 "memory": memory_json(now, m, stat.memory.as_ref()),
             });
             add_pressure(&mut value, now, stat.attributes.as_ref().and_then(|of| pressures.get(&of.id)));
+            if let Some(swap) = swap_of(now, &[*stat]) {
+                value["swap"] = swap;
+            }
             if let Some(files) = files {
                 let used = files.containers.iter().find(|used| used.name == name).cloned().unwrap_or_default();
                 value["rootfs"] = fs_json(now, root, used.root);
@@ -383,6 +478,9 @@ fn pod_json(
         "cpu": cpu_json(now, cpu, rate), "memory": memory_json(now, memory, sandbox.and_then(|sandbox| sandbox.memory.as_ref())),
         "containers": containers,
     });
+    if let Some(swap) = swap_of(now, own) {
+        value["swap"] = swap;
+    }
     let path = kubelet.cgroups.as_ref().map(|cgroups| cgroups.pod_path(pod));
     add_pressure(&mut value, now, path.and_then(|path| pressures.get(&path)));
     if let Some(files) = files {
@@ -431,6 +529,46 @@ mod tests {
         ] {
             assert_eq!(wanted_pressures(query).join(" "), expected, "{query}");
         }
+        for (query, expected) in [
+            ("", true),
+            ("only_cpu_and_memory=true", true),
+            ("without_files=true", false),
+            ("only_cpu_and_memory=true&without_pressure=true", false),
+        ] {
+            assert_eq!(is_for_others(query), expected, "{query}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_counted_is_left_out() {
+        let value = |value| Some(v1::UInt64Value { value });
+        let stat = |used: Option<u64>, available: Option<u64>| v1::ContainerStats {
+            swap: used.map(|used| v1::SwapUsage {
+                timestamp: 0,
+                swap_usage_bytes: value(used),
+                swap_available_bytes: available.and_then(value),
+            }),
+            ..Default::default()
+        };
+        for (stats, expected) in [
+            (vec![stat(None, None)], None),
+            (vec![stat(Some(1), None)], Some(json!({"time": "t", "swapUsageBytes": 1}))),
+            (
+                vec![stat(Some(1), None), stat(None, None), stat(Some(2), Some(5))],
+                Some(json!({"time": "t", "swapUsageBytes": 3, "swapAvailableBytes": 5})),
+            ),
+        ] {
+            assert_eq!(swap_of("t", &stats.iter().collect::<Vec<_>>()), expected);
+        }
+        assert_eq!(rlimit_json("t", (Some(9), None)), json!({"time": "t", "maxpid": 9}));
+        let all = SystemContainer { name: "pods", made: Some(0), cpu: Some(5), rss: Some(7), ..Default::default() };
+        let expected = json!({
+            "name": "pods", "startTime": "1970-01-01T00:00:00Z",
+            "cpu": {"time": "t", "usageCoreNanoSeconds": 5}, "memory": {"time": "t", "rssBytes": 7},
+        });
+        assert_eq!(system_container_json("t", &all, None, None), expected);
+        let later = system_container_json("t", &all, Timestamp::from_second(60).ok(), Some(1));
+        assert_eq!((&later["startTime"], &later["cpu"]["usageNanoCores"]), (&json!("1970-01-01T00:01:00Z"), &json!(1)));
     }
 
     #[test]

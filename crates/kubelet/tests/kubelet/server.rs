@@ -48,6 +48,11 @@ pub(crate) async fn server_answers_logs_exec_and_stats(node: &mut Node) {
                 "{query}: {of}"
             );
         }
+        let system: Vec<&Value> = summary["node"]["systemContainers"].as_array().into_iter().flatten().collect();
+        let is_upstreams = !query.contains("without");
+        assert_eq!(system.iter().any(|of| of["name"] == "pods"), is_upstreams, "{query}: {summary}");
+        assert!(system.iter().all(|of| of["cpu"]["usageCoreNanoSeconds"].is_u64()), "{query}: {summary}");
+        assert_eq!(summary["node"]["rlimit"]["maxpid"].is_u64(), query.is_empty(), "{query}: {summary}");
         let found = [summary["node"]["fs"].is_object(), container["logs"].is_object()];
         assert_eq!(found, has, "{query}: {summary}");
         for of in [&summary["node"], pod, container] {

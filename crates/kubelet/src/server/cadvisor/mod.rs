@@ -2,12 +2,13 @@
 //!
 //! Flow: a scrape -> the runtime's lists say which container is which -> each cgroup's files, read once ([`sample`]), what its
 //! processes hold ([`processes`]), for the root what else the kernel counts ([`node`]) -> rows of the families below. Nothing is
-//! read between scrapes.
+//! read between scrapes. `/stats/summary` shows figures of some cgroups, too ([`system`]).
 //! Not here: averages of the run queue and figures of single CPUs, which upstream's kubelet leaves off as well.
 
 mod node;
 mod processes;
 mod sample;
+mod system;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ pub(super) use self::node::{NodeFigures, figures, read as read_node};
 use self::processes::Processes;
 use self::sample::{Disk, Io, IoCost, Sample, Traffic};
 pub(super) use self::sample::{Interface, Pressure, Pressures, Stall, all_interfaces};
+pub(super) use self::system::{SystemContainer, system_containers};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;

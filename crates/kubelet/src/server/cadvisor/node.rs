@@ -1,8 +1,8 @@
 //! What the whole node uses: the figures of the root cgroup, as cAdvisor has them. Where version 2 has no file for the root, they
 //! are put together from what the kernel counts elsewhere. Those of memory are [`crate::node::memory`]'s.
 
-use super::read_file;
 use super::sample::{Sample, TICKS_PER_SECOND};
+use super::{boot_time, read_file};
 use crate::cgroups::Cgroups;
 use crate::kubelet::Kubelet;
 use crate::node::machine::meminfo_bytes;
@@ -17,6 +17,10 @@ pub(in crate::server) struct NodeFigures {
     pub(in crate::server) memory: NodeMemory,
     /// Bytes that are swapped out.
     pub(in crate::server) swap: Option<u64>,
+    /// Bytes that can still be swapped out.
+    pub(in crate::server) swap_free: Option<u64>,
+    /// When the machine started, in seconds since 1970.
+    pub(in crate::server) booted: Option<i64>,
 }
 
 /// The texts of `/proc/stat` and `/proc/meminfo`.
@@ -41,6 +45,10 @@ impl Machine {
         self.bytes("MemTotal")?;
         let of = |name| meminfo_bytes(&self.meminfo, name);
         Some(of("SwapTotal").saturating_sub(of("SwapFree")))
+    }
+
+    fn swap_free(&self) -> Option<u64> {
+        self.bytes("MemTotal").map(|_| meminfo_bytes(&self.meminfo, "SwapFree"))
     }
 
     /// Seconds that all processors spent for programs, for the kernel, and in all. Idle time and waiting for disks are no use;
@@ -100,7 +108,9 @@ pub(in crate::server) fn read(cgroups: Option<&Cgroups>) -> Option<NodeFigures> 
     });
     let machine = Machine::read();
     let cpu = cpu(root.unwrap_or_default(), &machine)?;
-    Some(NodeFigures { cpu, memory: memory::read(cgroups)?, swap: machine.swap() })
+    let booted = boot_time(&machine.stat).map(|seconds| seconds as i64);
+    let (swap, swap_free) = (machine.swap(), machine.swap_free());
+    Some(NodeFigures { cpu, memory: memory::read(cgroups)?, swap, swap_free, booted })
 }
 
 fn cpu(mut root: Sample, machine: &Machine) -> Option<u64> {
@@ -135,7 +145,8 @@ mod tests {
         assert_eq!((root.usage, root.working_set, root.swap), (Some(61_440), Some(51_200), Some(5 * 1024)));
         assert_eq!((root.memory_limit, root.swap_limit), (Some(100 * 1024), Some(8 * 1024)));
         assert_eq!((root.cpu_seconds, root.user_seconds, root.system_seconds), (Some(3.0), Some(2.0), Some(1.0)));
-        assert_eq!((root.threads, root.threads_max, machine().swap()), (Some(2), Some(0), Some(5 * 1024)));
+        assert_eq!((root.threads, root.threads_max), (Some(2), Some(0)));
+        assert_eq!((machine().swap(), machine().swap_free()), (Some(5 * 1024), Some(3 * 1024)));
         assert_eq!(cpu(Sample::read(true, &read), &machine()), Some(3_000_000_000));
     }
 
