@@ -261,7 +261,7 @@ const FLOORS: &[Floors] = &[
     Floors {
         of: "kubelet",
         order: &[
-            "backoff metrics parts state qos resources file_watch logs plan env containers objects volumes names exchange dns pod_fields pod_source",
+            "backoff metrics parts state qos resources huge_pages file_watch logs plan env containers objects volumes names exchange dns pod_fields pod_source",
             "config cgroups runtime error resize status images status_writer probes hooks thresholds shutdown_state cpu_manager pass node",
             "kubelet usage gc worker static_pods shutdown eviction preemption admit apply_resize cpu_sets housekeeping terminate sync",
             "certificates pleg plugins process server run",

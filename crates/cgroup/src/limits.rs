@@ -61,11 +61,7 @@ impl Limits {
             settings.push(setting("pids", "pids.max", or_max(self.pids_limit)));
         }
         settings.extend(self.cpusets());
-        let hugepages = self.hugepages.iter();
-        settings.extend(
-            hugepages
-                .map(|(size, limit)| setting("hugetlb", format!("hugetlb.{size}.limit_in_bytes"), limit.to_string())),
-        );
+        settings.extend(self.huge_pages("limit_in_bytes"));
         settings
     }
 
@@ -93,12 +89,18 @@ impl Limits {
             settings.push(setting("pids", "pids.max", or_max(self.pids_limit)));
         }
         settings.extend(self.cpusets());
-        let hugepages = self.hugepages.iter();
-        settings.extend(
-            hugepages.map(|(size, limit)| setting("hugetlb", format!("hugetlb.{size}.max"), limit.to_string())),
-        );
+        settings.extend(self.huge_pages("max"));
         settings.extend(self.unified.iter().map(|(file, value)| setting("", file.as_str(), value.clone())));
         settings
+    }
+
+    /// Pages in use, and those reserved by mapping files: whoever asks for too many is told so, and not killed at the first touch.
+    fn huge_pages(&self, file: &'static str) -> impl Iterator<Item = Setting> {
+        let of_kind = move |size: &str, limit: u64, kind: &str| {
+            setting("hugetlb", format!("hugetlb.{size}.{kind}{file}"), limit.to_string())
+        };
+        let of_size = move |(size, limit): &(String, u64)| ["", "rsvd."].map(|kind| of_kind(size, *limit, kind));
+        self.hugepages.iter().flat_map(of_size)
     }
 
     fn cpusets(&self) -> impl Iterator<Item = Setting> {
@@ -174,8 +176,8 @@ mod tests {
             ),
             (
                 others,
-                "pids/pids.max=7 cpuset/cpuset.cpus=0-1 hugetlb/hugetlb.2MB.limit_in_bytes=0",
-                "pids/pids.max=7 cpuset/cpuset.cpus=0-1 hugetlb/hugetlb.2MB.max=0 /memory.high=5",
+                "pids/pids.max=7 cpuset/cpuset.cpus=0-1 hugetlb/hugetlb.2MB.limit_in_bytes=0 hugetlb/hugetlb.2MB.rsvd.limit_in_bytes=0",
+                "pids/pids.max=7 cpuset/cpuset.cpus=0-1 hugetlb/hugetlb.2MB.max=0 hugetlb/hugetlb.2MB.rsvd.max=0 /memory.high=5",
             ),
         ] {
             let told = |version| -> Vec<String> {

@@ -15,7 +15,7 @@ use crate::resize::{self, Wait};
 use crate::resources::{self, ResourceList};
 use crate::status::Ended;
 use crate::thresholds::Pressure;
-use crate::{containers, eviction, names, pod_fields, qos, state, static_pods};
+use crate::{containers, eviction, huge_pages, names, pod_fields, qos, state, static_pods};
 
 const NODE_AFFINITY: &str = "NodeAffinity";
 const TAINTS: &str = "TaintToleration";
@@ -293,7 +293,7 @@ fn shortages(pod: &Pod, others: &[Arc<Pod>], allocatable: &ResourceList) -> Vec<
         let capacity = allocatable.get(name).and_then(resources::parse);
         capacity.map_or(0, |capacity| if name == "cpu" { capacity.milli_value() } else { capacity.value() })
     };
-    let huge_pages = resources::huge_pages(pod);
+    let huge_pages = huge_pages::of_pod(pod);
     let names = ["pods", "cpu", "memory", "ephemeral-storage"].into_iter().chain(huge_pages.iter().map(String::as_str));
     let all = names.map(|name| {
         let used = others.iter().map(|other| amount(other, name)).fold(0, i64::saturating_add);

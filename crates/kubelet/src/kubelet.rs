@@ -15,6 +15,7 @@ use crate::backoff::Backoff;
 use crate::cgroups::{CgroupChange, Cgroups};
 use crate::config::Settings;
 use crate::cpu_manager::CpuManager;
+use crate::huge_pages::HugePages;
 use crate::images::Images;
 use crate::pass::Memory;
 use crate::probes::Prober;
@@ -53,6 +54,7 @@ pub(crate) struct Kubelet {
     pub(crate) pressure: Arc<Mutex<Pressure>>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) node_memory: i64,
+    pub(crate) huge_pages: HugePages,
     pub(crate) host_ips: Vec<String>,
     pub(crate) dns: crate::dns::Node,
     pub(crate) clock: Clock,

@@ -26,6 +26,7 @@ mod file_watch;
 mod gc;
 mod hooks;
 mod housekeeping;
+mod huge_pages;
 mod images;
 mod kubelet;
 mod logs;

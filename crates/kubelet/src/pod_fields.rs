@@ -49,7 +49,6 @@ const REFUSED: &[Row] = &[
     Row { field: "PodSpec.schedulingGroup", reason: "SchedulingGroupNotSupported", asks: Asks::Pod(scheduling_group) },
     Row { field: "VolumeProjection.clusterTrustBundle", reason: "ClusterTrustBundleNotSupported", asks: Asks::Pod(cluster_trust_bundle) },
     Row { field: "VolumeProjection.podCertificate", reason: "PodCertificateNotSupported", asks: Asks::Pod(pod_certificate) },
-    Row { field: "EmptyDirVolumeSource.medium", reason: "HugePagesNotSupported", asks: Asks::Pod(huge_pages) },
     Row { field: "ResourceRequirements.claims", reason: "ResourceClaimsNotSupported", asks: Asks::Container(claims) },
     Row { field: "SecurityContext.appArmorProfile", reason: "AppArmor", asks: Asks::Container(app_armor) },
 ];
@@ -118,16 +117,6 @@ fn cluster_trust_bundle(spec: &PodSpec) -> Option<String> {
 fn pod_certificate(spec: &PodSpec) -> Option<String> {
     let volume = projected(spec, |source| source.pod_certificate.is_some())?;
     Some(format!("volume {volume:?}: this node does not project podCertificate"))
-}
-
-fn huge_pages(spec: &PodSpec) -> Option<String> {
-    let wants = |medium: &String| medium.starts_with("HugePages");
-    let volume = spec
-        .volumes
-        .iter()
-        .flatten()
-        .find(|volume| volume.empty_dir.as_ref().is_some_and(|source| source.medium.as_ref().is_some_and(wants)))?;
-    Some(format!("volume {:?}: this node has no huge pages", volume.name))
 }
 
 fn claims(_: &Pod, container: &Container, _: Host) -> Option<String> {
@@ -225,7 +214,7 @@ mod tests {
         ("KeyToPath", "key mode path"),
         ("DownwardAPIVolumeSource", "defaultMode items"),
         ("DownwardAPIVolumeFile", "fieldRef mode path resourceFieldRef"),
-        ("EmptyDirVolumeSource", "sizeLimit"),
+        ("EmptyDirVolumeSource", "medium sizeLimit"),
         ("HostPathVolumeSource", "path type"),
         ("ImageVolumeSource", "pullPolicy reference"),
         ("ISCSIVolumeSource", "chapAuthDiscovery chapAuthSession fsType initiatorName iqn iscsiInterface lun portals readOnly secretRef targetPortal"),
@@ -359,7 +348,7 @@ mod tests {
                 Some("PodCertificateNotSupported"),
             ),
             (volume(json!({"projected": {"sources": [{"serviceAccountToken": {"path": "p"}}]}})), none, None),
-            (volume(json!({"emptyDir": {"medium": "HugePages-2Mi"}})), none, Some("HugePagesNotSupported")),
+            (volume(json!({"emptyDir": {"medium": "HugePages-2Mi"}})), none, None),
             (volume(json!({"emptyDir": {"medium": "Memory"}})), none, None),
             (with(json!({"securityContext": {"seLinuxOptions": {"level": "s0:c0,c1"}}})), none, None),
             (armored("Unconfined"), none, None),

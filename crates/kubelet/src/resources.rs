@@ -1,10 +1,9 @@
 //! Requests and limits turned into what the kernel takes: shares, quotas, bytes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use api::pod::resources as pod_resources;
 use api::quantity::Quantity;
-use api::sort::CompactCollect as _;
 use cri::v1::LinuxContainerResources;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -98,17 +97,6 @@ pub(crate) fn for_pod(pod: &Pod) -> PodResources {
 pub(crate) fn pod_request(pod: &Pod, name: &str) -> Quantity {
     let mut requests = pod.spec.as_ref().map(pod_resources::effective_requests).unwrap_or_default();
     requests.remove(name).unwrap_or_default()
-}
-
-const HUGE_PAGES: &str = "hugepages-";
-
-/// The sizes of huge pages that a pod asks for.
-pub(crate) fn huge_pages(pod: &Pod) -> BTreeSet<String> {
-    let containers = crate::state::all_containers(pod);
-    let own = pod.spec.iter().filter_map(|spec| spec.resources.as_ref());
-    let all = containers.iter().filter_map(|container| container.resources.as_ref()).chain(own);
-    let lists = all.flat_map(|resources| [resources.requests.as_ref(), resources.limits.as_ref()]).flatten();
-    lists.flat_map(|list| list.keys()).filter(|name| name.starts_with(HUGE_PAGES)).cloned().compact_collect()
 }
 
 /// What is set for the pod as a whole.

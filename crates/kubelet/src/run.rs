@@ -212,8 +212,8 @@ async fn open_cgroups(settings: &Settings, runtime: &Runtime, machine: &Machine)
     }
     // The runtime puts containers below our cgroups: both must be made by the same driver.
     let driver = runtime.cgroup_driver().await?.unwrap_or(settings.cgroup_driver);
-    let wanted = settings.clone();
-    let cgroups = blocking(move || Cgroups::detect(&wanted, driver)).await;
+    let (wanted, huge_pages) = (settings.clone(), machine.huge_pages.clone());
+    let cgroups = blocking(move || Cgroups::detect(&wanted, driver, huge_pages)).await;
     let cgroups = cgroups.map_err(|error| anyhow::anyhow!("finding cgroups: {error}"))?;
     let made = cgroups.clone();
     blocking(move || made.ensure_qos(all)).await.map_err(|error| anyhow::anyhow!("making QoS cgroups: {error}"))?;
@@ -355,6 +355,7 @@ impl Running {
             pressure: Default::default(),
             shutdown: Arc::new(Shutdown::open(&settings.root_dir)),
             node_memory: machine.memory as i64,
+            huge_pages: machine.huge_pages.clone(),
             host_ips: machine.ips.iter().map(ToString::to_string).collect(),
             dns: dns::Node {
                 cluster_dns: settings.cluster_dns.clone(),

@@ -28,7 +28,7 @@ use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
 use crate::volumes::{Mounted, blocking, subpath};
-use crate::{hooks, images, names, pod_fields, probes, resize, resources, terminate};
+use crate::{hooks, huge_pages, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
 #[derive(Debug, Default)]
@@ -469,6 +469,7 @@ impl Kubelet {
             })
             .transpose()?;
         let mut resources = resources::for_container(pod, container, self.node_memory);
+        resources.hugepage_limits = huge_pages::limits_of_container(pod, container, &self.huge_pages);
         if let Some(cpus) = &self.cpu_manager {
             resources.cpuset_cpus = cpus.cpus(state::uid(pod), &container.name).to_string();
         }

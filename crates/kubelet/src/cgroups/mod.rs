@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 
 use crate::config::{CgroupDriver, Settings};
+use crate::huge_pages::{self, HugePages};
 use crate::resources::{self, PodResources};
 use crate::{qos, state};
 use names::Names;
@@ -34,6 +35,8 @@ pub(crate) struct Cgroups {
     systemd: Option<Systemd>,
     /// Processes of one pod; none where it may have as many as it likes.
     pids_limit: Option<i64>,
+    /// Those of the node. A pod has none but what it asks for.
+    huge_pages: HugePages,
     burstable: Arc<BurstableShares>,
 }
 
@@ -76,7 +79,7 @@ impl CgroupChange {
 
 impl Cgroups {
     /// Finds the mounted hierarchies, and systemd where its driver is wanted.
-    pub(crate) fn detect(settings: &Settings, driver: CgroupDriver) -> io::Result<Self> {
+    pub(crate) fn detect(settings: &Settings, driver: CgroupDriver, huge_pages: HugePages) -> io::Result<Self> {
         let hierarchies = Hierarchies::detect()?;
         let systemd = match driver {
             CgroupDriver::Cgroupfs => None,
@@ -88,7 +91,7 @@ impl Cgroups {
         };
         let pids_limit = Some(settings.pod_pids_limit).filter(|limit| *limit > 0);
         let names = Names::new(driver, &settings.cgroup_root);
-        Ok(Cgroups { hierarchies, names, systemd, pids_limit, burstable: Arc::default() })
+        Ok(Cgroups { hierarchies, names, systemd, pids_limit, huge_pages, burstable: Arc::default() })
     }
 
     pub(crate) fn driver(&self) -> CgroupDriver {
@@ -177,6 +180,8 @@ impl Cgroups {
             let pids = Limits { pids_limit, ..Default::default() };
             self.hierarchies.limit(&path, &pids, Missing::Skipped)?;
         }
+        let hugepages = huge_pages::limits_of_pod(pod, &self.huge_pages);
+        self.hierarchies.limit(&path, &Limits { hugepages, ..Default::default() }, Missing::Skipped)?;
         self.hierarchies.limit(&path, &limits, Missing::Refused)?;
         Ok(if is_new { CgroupChange::Create } else { CgroupChange::Update })
     }
@@ -314,7 +319,8 @@ mod tests {
 
     fn cgroups_in(hierarchies: Hierarchies) -> Cgroups {
         let names = Names::new(CgroupDriver::Cgroupfs, "/");
-        Cgroups { hierarchies, names, systemd: None, pids_limit: None, burstable: Arc::default() }
+        let huge_pages = HugePages::new();
+        Cgroups { hierarchies, names, systemd: None, pids_limit: None, huge_pages, burstable: Arc::default() }
     }
 
     #[test]
@@ -431,6 +437,32 @@ mod tests {
             cgroups.request_burstable(0);
             cgroups.update_burstable().unwrap();
             assert_eq!(read(), none);
+        }
+    }
+
+    #[test]
+    fn pods_have_no_huge_pages_but_those_they_ask_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let trees = trees(dir.path(), &["memory", "hugetlb"]);
+        let cgroups = Cgroups { huge_pages: HugePages::from([(2 << 20, 9)]), ..cgroups_in(trees) };
+        for (uid, requests, level, expected) in
+            [("none", "", "besteffort", "0"), ("some", "memory=1Gi,hugepages-2Mi=4Mi", "burstable", "4194304")]
+        {
+            let pod = Pod {
+                metadata: ObjectMeta { uid: Some(uid.into()), ..Default::default() },
+                spec: Some(PodSpec { containers: vec![container_with("a", requests, "")], ..Default::default() }),
+                ..Default::default()
+            };
+            let file = |tree: &str, name: &str| dir.path().join(format!("{tree}/kubepods/{level}/pod{uid}/{name}"));
+            // The kernel's files, but for those of what is reserved.
+            let [memory, pages] =
+                [file("memory", "memory.limit_in_bytes"), file("hugetlb", "hugetlb.2MB.limit_in_bytes")];
+            for file in [&memory, &pages] {
+                std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+                std::fs::write(file, "as it was").unwrap();
+            }
+            cgroups.ensure_pod(&pod).unwrap();
+            assert_eq!(std::fs::read_to_string(&pages).unwrap(), expected, "{uid}");
         }
     }
 

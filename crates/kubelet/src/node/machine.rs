@@ -5,12 +5,15 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+use crate::huge_pages::{self, HugePages};
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Machine {
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) cpus: u64,
     pub(crate) memory: u64,
     pub(crate) disk: u64,
+    pub(crate) huge_pages: HugePages,
     pub(crate) machine_id: String,
     pub(crate) system_uuid: String,
     pub(crate) boot_id: String,
@@ -34,6 +37,7 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
             memory: node_memory().context("/proc/meminfo does not say how much memory there is")?,
             disk: disk(root_dir).with_context(|| format!("no file system at {}", root_dir.display()))?.0,
+            huge_pages: huge_pages::read(Path::new(huge_pages::DIRECTORY)),
             system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,
             boot_id: text("/proc/sys/kernel/random/boot_id"),

@@ -153,13 +153,14 @@ impl NodeAgent {
             let is_deleted = was_ready && present.is_none();
             let is_overruled = present_status.is_some_and(|status| status::is_overruled(status, &new));
             let extended = present_status.map(status::extended).unwrap_or_default();
+            let gone = present_status.map(|present| status::gone(present, &new)).unwrap_or_default();
             let due =
                 is_deleted || last_write.is_none_or(|at| at.elapsed() >= self.settings.node_status_report_frequency);
             let used = new.volumes_in_use.clone().unwrap_or_default();
             let is_new = reported.as_ref().is_none_or(|reported| status::differs(reported, &new));
             if due || !is_certain || is_new || is_overruled || !extended.is_empty() {
                 is_certain = false;
-                let patch = Patch::strategic(json!({"status": status::patch(&new, &extended)}));
+                let patch = Patch::strategic(json!({"status": status::patch(&new, &extended, &gone)}));
                 match api.patch_status(name, &patch).await {
                     Ok(written) => {
                         written_version = version(&written.metadata);

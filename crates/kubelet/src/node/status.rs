@@ -1,10 +1,10 @@
 //! The status a node shows. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::pod::resources::is_extended;
 use api::quantity::{Format, Quantity};
-use api::sort::CompactSort as _;
+use api::sort::{CompactCollect as _, CompactSort as _};
 use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::machine::Machine;
 use crate::config::Settings;
+use crate::huge_pages;
 use crate::resources::{self, ResourceList};
 use crate::runtime::CallError;
 use crate::thresholds::{self, Pressure};
@@ -63,17 +64,19 @@ pub(crate) fn capacity(settings: &Settings, machine: &Machine) -> ResourceList {
     let quantity = |text: String| ApiQuantity(text);
     let by_core = (settings.pods_per_core > 0).then(|| settings.pods_per_core.saturating_mul(machine.cpus as u32));
     let pods = by_core.map_or(settings.max_pods, |count| count.min(settings.max_pods));
-    BTreeMap::from([
+    let mut list = BTreeMap::from([
         ("cpu".to_string(), quantity(machine.cpus.to_string())),
         ("memory".to_string(), quantity(format!("{}Ki", machine.memory >> 10))),
         ("ephemeral-storage".to_string(), quantity(format!("{}Ki", machine.disk >> 10))),
-        ("hugepages-1Gi".to_string(), quantity("0".into())),
-        ("hugepages-2Mi".to_string(), quantity("0".into())),
         ("pods".to_string(), quantity(pods.to_string())),
-    ])
+    ]);
+    for (size, count) in &machine.huge_pages {
+        list.insert(huge_pages::resource(*size), quantity(huge_pages::amount(*size, *count).to_string()));
+    }
+    list
 }
 
-/// Capacity without what is reserved and what eviction keeps free.
+/// Capacity without what is reserved and what eviction keeps free. Memory in huge pages is no other memory.
 pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceList {
     let mut list = capacity(settings, machine);
     let mut take = |name: &str, amount: Quantity| {
@@ -92,6 +95,9 @@ pub(crate) fn allocatable(settings: &Settings, machine: &Machine) -> ResourceLis
     }
     let kept = thresholds::kept_free(settings, "memory", machine.memory);
     take("memory", Quantity::new(kept as i64, Format::BinarySI));
+    for (size, count) in &machine.huge_pages {
+        take("memory", huge_pages::amount(*size, *count));
+    }
     if let Some(entry) = list.get_mut("ephemeral-storage") {
         let reserved = settings.reserved.get("ephemeral-storage").and_then(|amount| amount.parse::<Quantity>().ok());
         let reserved = reserved.map_or(0, |amount| amount.value().max(0) as u64);
@@ -280,10 +286,27 @@ pub(crate) fn extended(present: &NodeStatus) -> BTreeMap<String, Option<ApiQuant
     changes
 }
 
-/// The status as a strategic merge patch, with what changes of [`extended`] resources; lists with a merge key are replaced as a
-/// whole.
-pub(crate) fn patch(status: &NodeStatus, extended: &BTreeMap<String, Option<ApiQuantity>>) -> Value {
+/// Sizes of huge pages that are shown, and that the node does not have (`reconcileHugePageResource`, v1.36).
+pub(crate) fn gone(present: &NodeStatus, own: &NodeStatus) -> BTreeSet<String> {
+    let lists = [present.capacity.as_ref(), present.allocatable.as_ref()];
+    let shown = lists.into_iter().flatten().flat_map(|list| list.keys()).filter(|name| huge_pages::is_resource(name));
+    let has = |name: &&String| own.capacity.as_ref().is_some_and(|list| list.contains_key(*name));
+    shown.filter(|name| !has(name)).cloned().compact_collect()
+}
+
+/// The status as a strategic merge patch, with what changes of [`extended`] resources, and without what is [`gone`]; lists with a
+/// merge key are replaced as a whole.
+pub(crate) fn patch(
+    status: &NodeStatus,
+    extended: &BTreeMap<String, Option<ApiQuantity>>,
+    gone: &BTreeSet<String>,
+) -> Value {
     let mut value = api::codec::to_value(status).unwrap_or_else(|_| json!({}));
+    for list in ["capacity", "allocatable"] {
+        if let Some(list) = value.get_mut(list).and_then(Value::as_object_mut) {
+            list.extend(gone.iter().map(|name| (name.clone(), Value::Null)));
+        }
+    }
     if let Some(allocatable) = value.get_mut("allocatable").and_then(Value::as_object_mut) {
         allocatable.extend(extended.iter().map(|(name, amount)| (name.clone(), json!(amount))));
     }
@@ -342,6 +365,39 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_are_no_other_memory() {
+        let mut settings = Settings::new("n");
+        settings.reserved.insert("hugepages-2Mi".into(), "64Mi".into());
+        let huge_pages = BTreeMap::from([(2 << 20, 128), (1 << 30, 0)]);
+        let machine = Machine { cpus: 2, memory: 1 << 30, huge_pages, ..Default::default() };
+        let shown = |list: ResourceList| {
+            ["memory", "hugepages-2Mi", "hugepages-1Gi"].map(|name| list[name].0.parse::<Quantity>().unwrap())
+        };
+        let amounts = |texts: [&str; 3]| texts.map(|text| text.parse::<Quantity>().unwrap());
+        assert_eq!(shown(capacity(&settings, &machine)), amounts(["1Gi", "256Mi", "0"]));
+        assert_eq!(shown(allocatable(&settings, &machine)), amounts(["668Mi", "192Mi", "0"]));
+        let without = Machine { huge_pages: BTreeMap::new(), ..machine };
+        assert!(!capacity(&settings, &without).contains_key("hugepages-2Mi"), "the kernel has none");
+        let more = Machine { huge_pages: BTreeMap::from([(1 << 30, 9)]), ..without };
+        assert_eq!(allocatable(&settings, &more)["memory"].0, "0");
+    }
+
+    #[test]
+    fn sizes_that_the_node_has_no_more_go() {
+        let status = |list: &str| NodeStatus {
+            capacity: resources::tests::list(list),
+            allocatable: resources::tests::list(list),
+            ..Default::default()
+        };
+        let own = status("cpu=1,hugepages-2Mi=0");
+        let gone = gone(&status("cpu=1,hugepages-2Mi=2Mi,hugepages-1Gi=1Gi,example.com/x=1"), &own);
+        assert_eq!(gone, BTreeSet::from(["hugepages-1Gi".to_owned()]));
+        let written = patch(&own, &BTreeMap::new(), &gone);
+        let expected = json!({"cpu": "1", "hugepages-2Mi": "0", "hugepages-1Gi": null});
+        assert_eq!((&written["capacity"], &written["allocatable"]), (&expected, &expected));
+    }
+
+    #[test]
     fn what_others_say_of_the_node_is_noticed() {
         let status = |conditions: &[(&str, &str)]| {
             let condition = |(kind, status): &(&str, &str)| NodeCondition {
@@ -382,7 +438,7 @@ mod tests {
             let changes = extended(&lists(capacity, allocatable));
             let own = NodeStatus { allocatable: resources::tests::list("cpu=1"), ..Default::default() };
             assert_eq!(json!(changes), expected, "{capacity} {allocatable}");
-            let written = patch(&own, &changes);
+            let written = patch(&own, &changes, &BTreeSet::new());
             assert_eq!(written["allocatable"]["cpu"], "1");
             assert_eq!(written["allocatable"].as_object().unwrap().len(), 1 + changes.len());
         }

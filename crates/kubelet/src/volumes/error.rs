@@ -12,6 +12,7 @@ use super::iscsi::IscsiError;
 use super::nfs::NfsError;
 use super::payload::PayloadError;
 use super::tokens::TokenError;
+use crate::huge_pages::MediumError;
 use crate::objects::NotSynced;
 
 /// What was done to a volume.
@@ -116,6 +117,8 @@ pub(crate) enum Cause {
     Io(#[from] io::Error),
     #[error("unknown storage medium \"{0}\"")]
     Medium(String),
+    #[error(transparent)]
+    HugePages(#[from] MediumError),
     /// Of volumes that nothing here can make ready.
     #[error("failed to get Plugin from volumeSpec for volume {0:?} err=no volume plugin matched")]
     NoPlugin(String),

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 use crate::env::Context;
 use crate::metrics::{KubeletMetrics, Outcome};
 use crate::objects::Objects;
-use crate::{resources, state};
+use crate::{huge_pages, resources, state};
 
 pub(crate) use self::attached::MANAGED;
 use self::csi::{Csi, Wanted};
@@ -270,14 +270,14 @@ impl Volumes {
         let group = fs_group(pod);
         if let Some(source) = &volume.empty_dir {
             let path = self.dir(pod, "kubernetes.io~empty-dir", &volume.name);
-            let in_memory = match source.medium.as_deref().unwrap_or_default() {
-                "" => false,
-                "Memory" => true,
+            let medium = match source.medium.as_deref().unwrap_or_default() {
+                "" => Medium::Disk,
+                "Memory" => Medium::Memory(memory_size(source, context)),
+                pages if huge_pages::is_medium(pages) => Medium::HugePages(huge_pages::page_size(pages, pod)?),
                 other => return Err(Cause::Medium(other.to_owned())),
             };
-            let size = memory_size(source, context);
             let made = path.clone();
-            blocking(move || empty_dir(&Linux, &made, in_memory, size, group)).await?;
+            blocking(move || empty_dir(&Linux, &made, medium, group)).await?;
             return Ok(writable(path));
         }
         let (plugin, in_memory) = if volume.config_map.is_some() {
@@ -635,16 +635,21 @@ fn memory_size(source: &EmptyDirVolumeSource, context: &Context<'_>) -> Option<i
     [own, of_pod, of_node].into_iter().flatten().map(|quantity| quantity.value()).filter(|bytes| *bytes > 0).min()
 }
 
-fn empty_dir(
-    kernel: &impl Kernel,
-    path: &Path,
-    in_memory: bool,
-    size: Option<i64>,
-    group: Option<u32>,
-) -> std::io::Result<()> {
-    let is_new = match in_memory {
-        true => mounts::tmpfs(kernel, path, size)?,
-        false => {
+/// What an emptyDir is made of.
+#[derive(Clone, Copy)]
+enum Medium {
+    Disk,
+    /// As large as this at most.
+    Memory(Option<i64>),
+    /// Pages of this size.
+    HugePages(i64),
+}
+
+fn empty_dir(kernel: &impl Kernel, path: &Path, medium: Medium, group: Option<u32>) -> std::io::Result<()> {
+    let is_new = match medium {
+        Medium::Memory(size) => mounts::tmpfs(kernel, path, size)?,
+        Medium::HugePages(size) => mounts::hugetlbfs(kernel, path, size)?,
+        Medium::Disk => {
             let is_new = !path.exists();
             std::fs::create_dir_all(path)?;
             is_new
@@ -679,19 +684,24 @@ mod tests {
     fn an_empty_directory_is_made_once_and_left_to_its_containers() {
         let root = tempfile::tempdir().unwrap();
         let kernel = Recorded::default();
-        let (disk, memory) = (root.path().join("disk"), root.path().join("memory"));
+        let [disk, memory, pages] = ["disk", "memory", "pages"].map(|name| root.path().join(name));
+        let all = [(&disk, Medium::Disk), (&memory, Medium::Memory(Some(4096))), (&pages, Medium::HugePages(2 << 20))];
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-        empty_dir(&kernel, &disk, false, None, None).unwrap();
-        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
-        assert_eq!(kernel.calls(), [format!("mount tmpfs {} tmpfs size=4096", memory.display())]);
-        assert_eq!((mode(&disk), mode(&memory)), (0o777, 0o777));
-        for path in [&disk, &memory] {
+        for (path, medium) in all {
+            empty_dir(&kernel, path, medium, None).unwrap();
+            assert_eq!(mode(path), 0o777);
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).unwrap();
         }
-        empty_dir(&kernel, &disk, false, None, None).unwrap();
-        empty_dir(&kernel, &memory, true, Some(4096), None).unwrap();
+        let mounted = [
+            format!("mount tmpfs {} tmpfs size=4096", memory.display()),
+            format!("mount nodev {} hugetlbfs pagesize=2097152", pages.display()),
+        ];
+        assert_eq!(kernel.calls(), mounted);
+        for (path, medium) in all {
+            empty_dir(&kernel, path, medium, None).unwrap();
+            assert_eq!(mode(path), 0o700, "what a container set stays");
+        }
         assert_eq!(kernel.calls(), [""; 0]);
-        assert_eq!((mode(&disk), mode(&memory)), (0o700, 0o700), "what a container set stays");
     }
 
     fn claim(metadata: serde_json::Value, status: serde_json::Value) -> PersistentVolumeClaim {

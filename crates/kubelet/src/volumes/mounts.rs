@@ -82,12 +82,26 @@ fn is_shared(table: &[u8], path: &Path) -> bool {
 
 /// A file system in memory, unless it is mounted already; whether it was not.
 pub(crate) fn tmpfs(kernel: &impl Kernel, path: &Path, size: Option<i64>) -> io::Result<bool> {
+    let options = size.filter(|bytes| *bytes > 0).map(|bytes| format!("size={bytes}"));
+    of_kernel(kernel, path, ("tmpfs", "tmpfs"), options.as_deref())
+}
+
+/// The same, of huge pages.
+pub(crate) fn hugetlbfs(kernel: &impl Kernel, path: &Path, page_size: i64) -> io::Result<bool> {
+    of_kernel(kernel, path, ("nodev", "hugetlbfs"), Some(&format!("pagesize={page_size}")))
+}
+
+fn of_kernel(
+    kernel: &impl Kernel,
+    path: &Path,
+    (source, kind): (&str, &str),
+    options: Option<&str>,
+) -> io::Result<bool> {
     std::fs::create_dir_all(path)?;
     if is_mount_point(kernel, path)? {
         return Ok(false);
     }
-    let options = size.filter(|bytes| *bytes > 0).map(|bytes| format!("size={bytes}"));
-    kernel.mount(Some(Path::new("tmpfs")), path, Some("tmpfs"), MsFlags::empty(), options.as_deref())?;
+    kernel.mount(Some(Path::new(source)), path, Some(kind), MsFlags::empty(), options)?;
     Ok(true)
 }
 
