@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use apiserver::TracingConfiguration;
 
 use crate::options::Options;
-use crate::path_value::{named, readable, whole};
+use crate::path_value::{is_read_once, named, readable, whole};
 use crate::progress;
 use crate::shape::Flags;
 
@@ -47,7 +47,9 @@ impl PathFlag<'_> {
         let Some(path) = self.given() else { return Ok(()) };
         let checked = match (self.names, self.flag) {
             (Names::Directory, _) => return Ok(()),
-            (_, TRACING) => TracingConfiguration::load(path).map(drop).map_err(anyhow::Error::from),
+            (_, TRACING) if !is_read_once(path) => {
+                TracingConfiguration::load(path).map(drop).map_err(anyhow::Error::from)
+            }
             _ => readable(path).map_err(anyhow::Error::from),
         };
         checked.with_context(|| format!("{}={}", self.flag, path.display()))
@@ -272,5 +274,18 @@ mod tests {
         let of_dir = parsed(&[&format!("{REGISTRIES}={}", dir.path().display())]).refuse_unreadable().unwrap_err();
         assert!(format!("{of_dir:#}").contains("directory"), "{of_dir:#}");
         Flags::default().refuse_unreadable().unwrap();
+    }
+
+    #[test]
+    fn what_comes_through_a_pipe_is_left_to_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        // Reading the one finds nothing, and reading the other ends when somebody has written.
+        for path in ["/dev/null", pipe.to_str().unwrap()] {
+            let flags = parsed(&[&format!("{TRACING}={path}")]);
+            flags.refuse_unreadable().unwrap();
+            flags.check_files().unwrap();
+        }
     }
 }

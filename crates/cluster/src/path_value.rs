@@ -22,6 +22,11 @@ pub(crate) fn whole(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| path.display().to_string())
 }
 
+/// Whether what is read of it is gone then: it comes through a pipe, for instance.
+pub(crate) fn is_read_once(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
 /// What comes through a pipe is not read before its time.
 pub(crate) fn readable(path: &Path) -> io::Result<()> {
     let kind = fs::metadata(path)?.file_type();

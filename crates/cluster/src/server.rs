@@ -438,9 +438,10 @@ async fn apiserver_config(options: &Options, shape: &Shape, pki: &Pki, node_ip: 
     config.history_file = Some(options.history_file());
     config.programs_dir = Some(options.programs_dir());
     config.history_remote_write = shape.history_remote_write.clone();
-    // What is wrong with it was told before (`Flags::check_files`).
+    // What is wrong with a file was told before (`Flags::check_files`); what comes through a pipe is read here and only here.
     let traces = shape.tracing_config_file.as_deref().map(apiserver::TracingConfiguration::load);
-    config.tracing = traces.and_then(|loaded| loaded.ok());
+    let loaded = traces.map(|loaded| loaded.inspect_err(|error| tracing::warn!(%error, "no traces are exported")));
+    config.tracing = loaded.and_then(Result::ok);
     config.bind = (shape::everywhere(shape.node_ips.iter().copied()), shape.secure_port).into();
     config.advertise_address = Some(node_ip);
     config.tls_cert_file = Some(pki.certificate("apiserver"));
