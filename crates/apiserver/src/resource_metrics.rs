@@ -157,7 +157,8 @@ pub(crate) async fn serve(operation: &Operation, of: MetricsOf) -> Result<Respon
     if let Some(term) =
         fields.terms().iter().find(|term| !matches!(&*term.field, "metadata.name" | "metadata.namespace"))
     {
-        return Err(Status::bad_request(format!("field label not supported: {}", term.field)));
+        let known = "only \"metadata.name\", \"metadata.namespace\"";
+        return Err(Status::bad_request(format!("{:?} is not a known field selector: {known}", term.field)));
     }
     let state = &operation.state;
     // A node that became ready a moment ago is asked as well.

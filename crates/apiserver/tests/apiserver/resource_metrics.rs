@@ -212,7 +212,8 @@ async fn usage_is_told_by_selectors_and_in_tables() {
     let (_, everywhere) = cluster.send("GET", &format!("{API}/pods"), Value::Null).await;
     assert_eq!(names(&everywhere), ["db", "web"]);
     let (code, refused) = cluster.send("GET", &of("?fieldSelector=spec.nodeName%3Dn"), Value::Null).await;
-    assert_eq!((code, &refused["message"]), (400, &json!("field label not supported: spec.nodeName")));
+    let expected = r#""spec.nodeName" is not a known field selector: only "metadata.name", "metadata.namespace""#;
+    assert_eq!((code, &refused["message"]), (400, &json!(expected)));
 
     let (code, pod) = cluster.send("GET", &of("/web"), Value::Null).await;
     assert_eq!((code, &pod["kind"], &pod["metadata"]["namespace"]), (200, &json!("PodMetrics"), &json!("default")));

@@ -82,11 +82,15 @@ async fn metrics(cx: &Context, path: &str) -> Result<Vec<Value>> {
         }
     }
     match request.value(cx).await {
-        Ok(v) if v["items"].is_array() => Ok(items(&v)),
-        Ok(v) => Ok(vec![v]),
+        Ok(v) => Ok(measured(v, !cx.args().is_empty())),
         Err(e) if e.is_not_found() && !e.inner().contains('"') => Err(Failure::message("Metrics API not available")),
         Err(e) => Err(e),
     }
+}
+
+/// What an answer measures. A list without items may say `null` for them.
+fn measured(answer: Value, is_one: bool) -> Vec<Value> {
+    if is_one { vec![answer] } else { items(&answer) }
 }
 
 fn quantity(value: &Value) -> Quantity {
@@ -312,6 +316,18 @@ mod tests {
             |(name, cpu, memory): &(&str, &str, &str)| json!({"name": name, "usage": {"cpu": cpu, "memory": memory}});
         json!({"metadata": {"namespace": namespace, "name": name},
             "containers": containers.iter().map(container).collect::<Vec<_>>()})
+    }
+
+    #[test]
+    fn a_list_may_be_empty() {
+        for (answer, is_one, expected) in [
+            (json!({"items": null}), false, 0),
+            (json!({"items": []}), false, 0),
+            (json!({"items": [pod("n", "p", &[])]}), false, 1),
+            (pod("n", "p", &[]), true, 1),
+        ] {
+            assert_eq!(measured(answer.clone(), is_one).len(), expected, "{answer}");
+        }
     }
 
     #[test]
