@@ -63,6 +63,10 @@ pub(super) fn describe(pod: &Value, w: &mut Writer) {
     if !text(status, "/nominatedNodeName").is_empty() {
         w.line(0, format!("NominatedNodeName:\t{}", text(status, "/nominatedNodeName")));
     }
+    if spec["resources"].is_object() {
+        w.line(0, "Resources:");
+        resources(w, 1, &spec["resources"]);
+    }
     for (title, list, statuses) in [
         ("Init Containers", "initContainers", "initContainerStatuses"),
         ("Containers", "containers", "containerStatuses"),
@@ -176,14 +180,7 @@ fn containers(w: &mut Writer, title: &str, list: &Value, statuses: &Value, pod: 
             w.line(2, format!("Ready:\t{}", title_bool(s["ready"] == true)));
             w.line(2, format!("Restart Count:\t{}", s["restartCount"].as_i64().unwrap_or(0)));
         }
-        for (title, key) in [("Limits", "limits"), ("Requests", "requests")] {
-            if let Some(map) = c["resources"][key].as_object().filter(|m| !m.is_empty()) {
-                w.line(2, format!("{title}:"));
-                for (k, v) in map {
-                    w.line(3, format!("{k}:\t{}", plain(v)));
-                }
-            }
-        }
+        resources(w, 2, &c["resources"]);
         for (title, key) in
             [("Liveness", "livenessProbe"), ("Readiness", "readinessProbe"), ("Startup", "startupProbe")]
         {
@@ -328,6 +325,17 @@ fn field_value(pod: &Value, path: &str) -> String {
     plain(pod.pointer(&format!("/{}", path.replace('.', "/"))).unwrap_or(&Value::Null))
 }
 
+fn resources(w: &mut Writer, level: usize, resources: &Value) {
+    for (title, key) in [("Limits", "limits"), ("Requests", "requests")] {
+        if let Some(map) = resources[key].as_object().filter(|m| !m.is_empty()) {
+            w.line(level, format!("{title}:"));
+            for (k, v) in map {
+                w.line(level + 1, format!("{k}:\t{}", plain(v)));
+            }
+        }
+    }
+}
+
 fn mounts(w: &mut Writer, c: &Value) {
     let mut list: Vec<&Value> = c["volumeMounts"].as_array().into_iter().flatten().collect();
     w.line(2, format!("Mounts:{}", if list.is_empty() { "\t<none>" } else { "" }));
@@ -398,6 +406,16 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use serde_json::json;
+
+    #[test]
+    fn what_a_pod_has_as_a_whole_comes_before_its_containers() {
+        let resources = json!({"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}});
+        let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "c"}], "resources": resources}});
+        let mut w = Writer::default();
+        describe(&pod, &mut w);
+        let written = w.finish().split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(written.contains("Resources: Limits: cpu: 2 memory: 1Gi Requests: cpu: 1 Containers: c:"), "{written}");
+    }
 
     #[test]
     fn pod_golden() {
