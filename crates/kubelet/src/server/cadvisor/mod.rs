@@ -190,15 +190,20 @@ fn read(cgroups: &Cgroups, pods: Vec<PodSubjects>) -> Vec<Row> {
 
 /// None for a cgroup that has gone since it was listed.
 fn row(cgroups: &Cgroups, subject: Subject) -> Option<Row> {
-    let directory = cgroups.directory("memory", &subject.id)?;
-    let made = std::fs::metadata(directory).ok()?.modified().ok();
-    let made =
-        made.and_then(|made| made.duration_since(std::time::UNIX_EPOCH).ok()).map(|since| since.as_secs() as f64);
-    // The time of a directory moves with what is made in it, and when the kernel forgets it.
-    let started = subject.created.or(made);
+    let directory = cgroups.directory("memory", &subject.id).filter(|directory| directory.exists())?;
+    let started = subject.created.or_else(|| made(&directory, cgroups.is_v2()));
     let read = |controller: &str, file: &str| read_file(cgroups, &subject.id, controller, file);
     let sample = Sample::read(cgroups.is_v2(), &read);
     Some(Row { sample, started, processes: None, interfaces: Vec::new(), subject })
+}
+
+/// When a cgroup was made, in seconds since 1970. The time of its directory moves with what is made in it, and when the kernel
+/// forgets it; that of these files seldom does (`GetSpec` of cAdvisor).
+fn made(directory: &Path, is_v2: bool) -> Option<f64> {
+    let file = directory.join(if is_v2 { "cgroup.events" } else { "cgroup.clone_children" });
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|found| found.modified()).ok();
+    let first = modified(directory).into_iter().chain(modified(&file)).min()?;
+    first.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs() as f64)
 }
 
 fn read_file(cgroups: &Cgroups, id: &str, controller: &str, file: &str) -> Option<String> {
@@ -710,5 +715,17 @@ mod tests {
         assert_eq!(first_created(&[member(None)]), None);
         assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\nprocesses 7\n"), Some(1_700_000_000.0));
         assert_eq!(boot_time("cpu 1 2\n"), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_not_made_again_with_what_is_in_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let long_ago = std::time::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+        for (file, is_v2) in [("cgroup.events", true), ("cgroup.clone_children", false)] {
+            let file = std::fs::File::create(dir.path().join(file)).unwrap();
+            file.set_modified(long_ago).unwrap();
+            assert_eq!(made(dir.path(), is_v2), Some(1000.0));
+        }
+        assert_eq!(made(&dir.path().join("missing"), true), None);
     }
 }
