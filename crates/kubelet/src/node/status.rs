@@ -9,7 +9,7 @@ use cri::v1;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeRuntimeHandler,
-    NodeRuntimeHandlerFeatures, NodeStatus, NodeSystemInfo,
+    NodeRuntimeHandlerFeatures, NodeStatus, NodeSwapStatus, NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -137,7 +137,7 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
             operating_system: "linux".into(),
             os_image: machine.os_image.clone(),
             system_uuid: machine.system_uuid.clone(),
-            ..Default::default()
+            swap: swap(machine),
         }),
         runtime_handlers: (!handlers.is_empty()).then(|| {
             handlers
@@ -155,6 +155,12 @@ pub(crate) fn node_status(facts: &Facts<'_>) -> NodeStatus {
         volumes_in_use: facts.volumes_in_use.clone(),
         ..Default::default()
     }
+}
+
+/// Nothing where there is none.
+fn swap(machine: &Machine) -> Option<NodeSwapStatus> {
+    let bytes = i64::try_from(machine.swap).unwrap_or(i64::MAX);
+    (bytes > 0).then_some(NodeSwapStatus { capacity: Some(bytes) })
 }
 
 /// The images that a node shows, the largest first.
@@ -380,6 +386,14 @@ mod tests {
         assert!(!capacity(&settings, &without).contains_key("hugepages-2Mi"), "the kernel has none");
         let more = Machine { huge_pages: BTreeMap::from([(1 << 30, 9)]), ..without };
         assert_eq!(allocatable(&settings, &more)["memory"].0, "0");
+    }
+
+    #[test]
+    fn swap_is_shown_where_there_is_some() {
+        for (bytes, expected) in [(0, None), (1 << 30, Some(1 << 30))] {
+            let machine = Machine { swap: bytes, ..Default::default() };
+            assert_eq!(swap(&machine).and_then(|swap| swap.capacity), expected);
+        }
     }
 
     #[test]
