@@ -14,8 +14,9 @@ use crate::plugins::volume_binding::uses;
 use crate::pod::PodInfo;
 
 const NAME: &str = "NodeVolumeLimits";
-/// The code of "too many"; those above it name a driver that is missing.
+/// The code of "too many"; those above it name a driver that is missing, and the last a claim.
 const TOO_MANY: u8 = 1;
+const NO_CLAIM: u8 = u8::MAX;
 
 pub(crate) struct NodeVolumeLimits;
 
@@ -36,12 +37,13 @@ impl Plugin for NodeVolumeLimits {
     }
 
     fn prepare(&self, pod: &PodInfo, cluster: &mut Cluster) -> Result<Option<Box<dyn State>>, Rejection> {
-        let mut wanted = Drivers::new();
+        let (mut wanted, mut missing) = (Drivers::new(), None);
         for (name, is_made_for_pod) in pod.claims() {
             let key = format!("{}/{name}", pod.namespace());
             let Some(claim) = cluster.volumes.claim(&key) else {
-                let reason = format!("looking up PVC {key}: persistentvolumeclaim {name:?} not found");
-                return Err(Rejection::new(NAME, reason).unresolvable());
+                // Said of each node: whoever binds claims says before what this one waits for.
+                missing = Some(format!("looking up PVC {key}: persistentvolumeclaim {name:?} not found"));
+                break;
             };
             if is_made_for_pod && !claim.metadata.is_controlled_by(&pod.uid) {
                 let reason = format!("PVC {key} was not created for pod {} (pod is not owner)", pod.key);
@@ -50,15 +52,15 @@ impl Plugin for NodeVolumeLimits {
             wanted.extend(counted(claim, &cluster.volumes));
         }
         wanted.extend(inline(pod));
-        if wanted.is_empty() {
+        if wanted.is_empty() && missing.is_none() {
             return Ok(None);
         }
         let mut required: Vec<String> =
             wanted.values().filter(|name| cluster.volumes.is_required(name)).cloned().collect();
         required.sort();
         required.dedup();
-        required.truncate(usize::from(u8::MAX - TOO_MANY));
-        Ok(Some(Box::new(Limits { wanted, required })))
+        required.truncate(usize::from(NO_CLAIM - TOO_MANY - 1));
+        Ok(Some(Box::new(Limits { wanted, required, missing })))
     }
 
     fn may_help(&self, pod: &PodInfo, event: &Event) -> bool {
@@ -116,6 +118,8 @@ struct Limits {
     wanted: Drivers,
     /// Drivers without which no pod is to come to a node.
     required: Vec<String>,
+    /// What is said of a claim that is not there.
+    missing: Option<String>,
 }
 
 impl State for Limits {
@@ -124,6 +128,9 @@ impl State for Limits {
     }
 
     fn filter(&self, cluster: &Cluster, node: &View<'_>) -> u8 {
+        if self.missing.is_some() {
+            return NO_CLAIM;
+        }
         let volumes = &cluster.volumes;
         let drivers = volumes.csi_node(node.name()).map(|node| node.spec.drivers.as_slice()).unwrap_or_default();
         let is_missing = |name: &String| !drivers.iter().any(|driver| driver.name == *name);
@@ -155,6 +162,9 @@ impl State for Limits {
     }
 
     fn explain(&self, code: u8) -> Rejection {
+        if let Some(missing) = &self.missing {
+            return Rejection::new(NAME, missing.clone()).unresolvable();
+        }
         match usize::from(code - TOO_MANY).checked_sub(1).and_then(|at| self.required.get(at)) {
             Some(driver) => {
                 Rejection::new(NAME, format!("{driver} CSI driver is not installed on the node")).unresolvable()
@@ -296,6 +306,28 @@ mod tests {
             matches!(cluster.schedule(using("same", "aws:///vol-2")), Outcome::Placed { .. }),
             "it is there already"
         );
+    }
+
+    /// Each plug-in has its own words for a claim that is not there, and the binder's come first.
+    #[test]
+    fn a_claim_that_is_still_to_be_made_is_waited_for() {
+        let volume = json!({ "name": "v", "ephemeral": { "volumeClaimTemplate": { "spec": {} } } });
+        let pod: Arc<Pod> = made(json!({
+            "metadata": { "name": "new", "namespace": "default", "uid": "new" },
+            "spec": { "containers": [{ "name": "c" }], "volumes": [volume] },
+        }));
+        let waits = "waiting for ephemeral volume controller to create the persistentvolumeclaim \"new-v\"";
+        let without = "profiles: [{plugins: {multiPoint: {disabled: [{name: VolumeBinding}]}}}]";
+        let own = "1 looking up PVC default/new-v: persistentvolumeclaim \"new-v\" not found";
+        for (profiles, expected) in [("", waits), (without, own)] {
+            let header = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n";
+            let configuration = Configuration::parse(&format!("{header}{profiles}")).unwrap();
+            let mut cluster = Offline::new(&configuration, 1).unwrap();
+            let status = json!({ "allocatable": { "cpu": "8", "memory": "8Gi", "pods": "50" } });
+            cluster.set_node(made(json!({ "metadata": { "name": "n" }, "status": status })));
+            let Outcome::Unplaced { message } = cluster.schedule(pod.clone()) else { panic!("placed") };
+            assert!(message.contains(expected), "{message}");
+        }
     }
 
     #[test]
