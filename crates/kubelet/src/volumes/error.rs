@@ -139,8 +139,6 @@ pub(crate) enum Cause {
     #[error(transparent)]
     Payload(#[from] PayloadError),
     #[error(transparent)]
-    Token(#[from] TokenError),
-    #[error(transparent)]
     Nfs(#[from] NfsError),
     #[error(transparent)]
     Iscsi(#[from] IscsiError),
@@ -149,14 +147,19 @@ pub(crate) enum Cause {
     Migration(#[from] MigrationError),
     #[error("volume handle is empty")]
     NoHandle,
-    #[error(transparent)]
+    #[error("kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: {0}")]
     Lifecycle(#[from] WrongLifecycle),
     #[error(transparent)]
     Labels(#[from] ManyLabels),
     #[error("kubernetes.io/csi: {needed_by}: {source}")]
     NoDriver { needed_by: &'static str, source: NoDriver },
-    #[error("fetching {field} {secret} failed: {why}")]
-    Secret { field: &'static str, secret: String, why: SecretError },
+    #[error(
+        "{what}: kubernetes.io/csi: failed to find the secret {name} in the namespace {namespace} with error: {why}"
+    )]
+    Secret { what: String, namespace: String, name: String, why: SecretError },
+    /// Of a pod's account, for a driver that wants it. With upstream's spelling.
+    #[error("kubernetes.io/csi: mounter.SetUpAt failed to get service accoount token attributes: {0}")]
+    Token(#[from] TokenError),
     #[error(transparent)]
     Attach(#[from] AttachError),
     #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]

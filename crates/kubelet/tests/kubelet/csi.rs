@@ -228,7 +228,7 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
     let volume = json!([{"name": "v", "csi": {"driver": "plain.example.com"}}]);
     node.create("refused", merged(using("", "sleep 1000"), json!({"volumes": volume}))).await;
     node.wait_message(
-        "MountVolume.SetUp failed for volume \"v\" : volume mode \"Ephemeral\" not supported by driver plain.example.com (only supports [\"Persistent\"])",
+        "MountVolume.SetUp failed for volume \"v\" : kubernetes.io/csi: mounter.SetupAt failed to check volume lifecycle mode: volume mode \"Ephemeral\" not supported by driver plain.example.com (only supports [\"Persistent\"])",
     )
     .await;
     assert_eq!(served.driver.publishes(), []);
@@ -283,7 +283,7 @@ pub(crate) async fn inline_disks_of_removed_drivers_are_their_successors(node: &
     .await;
     node.create("nobody", of(json!({"name": "v", "cinder": {"volumeID": "c"}}))).await;
     node.wait_message(
-        "MountVolume.SetUp failed for volume \"v\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name cinder.csi.openstack.org not found in the list of registered CSI drivers",
+        "MountVolume.MountDevice failed for volume \"v\" : kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name cinder.csi.openstack.org not found in the list of registered CSI drivers",
     )
     .await;
     for name in ["disk", "kind", "nobody"] {

@@ -101,7 +101,7 @@ pub(crate) async fn drivers_come_and_go(node: &mut Node) {
     claim(node, "later", NAME, json!({})).await;
     node.create("early", using("later", "sleep 1000")).await;
     node.wait_message(&format!(
-        "MountVolume.SetUp failed for volume \"pv-later\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
+        "MountVolume.MountDevice failed for volume \"pv-later\" : kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name {NAME} not found in the list of registered CSI drivers"
     ))
     .await;
     let served = driver.serve(&registry(node));
@@ -140,7 +140,7 @@ pub(crate) async fn the_api_hears_of_drivers_in_the_end(node: &mut Node) {
     first.leave();
     node.create("early", using("data", "sleep 1000")).await;
     node.wait_message(&format!(
-        "MountVolume.SetUp failed for volume \"pv-data\" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name {NAME} not found in the list of registered CSI drivers"
+        "MountVolume.MountDevice failed for volume \"pv-data\" : kubernetes.io/csi: attacher.MountDevice failed to create newCsiDriverClient: driver name {NAME} not found in the list of registered CSI drivers"
     ))
     .await;
     assert_eq!(drivers_of(node).await, [NAME], "nothing can be changed");

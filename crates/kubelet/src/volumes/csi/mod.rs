@@ -151,13 +151,16 @@ impl Inputs {
     async fn secret(
         &self,
         field: &'static str,
+        is_block: bool,
         reference: Option<&SecretReference>,
     ) -> Result<BTreeMap<String, String>, Cause> {
         let Some(SecretReference { namespace, name }) = reference else { return Ok(BTreeMap::new()) };
         let (namespace, name) = (namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default());
         let values = secret_values(namespace, name, state::uid(&self.pod), &self.secrets).await;
-        let place = || format!("{namespace}/{name}");
-        values.map_err(|why| Cause::Secret { field, secret: place(), why })
+        values.map_err(|why| {
+            let what = operations::without_secret(field, is_block, &format!("{namespace}/{name}"));
+            Cause::Secret { what, namespace: namespace.to_owned(), name: name.to_owned(), why }
+        })
     }
 
     async fn call<T>(
@@ -289,7 +292,10 @@ impl Csi {
         let known = self.done.lock().published.get(&key).cloned().filter(|published| published.is_of(&wanted));
         if let Some(why) = wanted.refused(object.as_deref()) {
             // A pod that has its volume keeps it, whatever becomes of the driver's object.
-            return known.map(|known| known.mounted()).ok_or_else(|| fail(why.into()));
+            return known.map(|known| known.mounted()).ok_or_else(|| match self.drivers.get(&wanted.driver) {
+                Ok(_) => fail(why.into()),
+                Err(source) => self.without_driver(&wanted, source),
+            });
         }
         let is_done = |known: &Published| !asks_again(object.as_deref()) && !self.is_to_grow(known, &wanted);
         if let Some(known) = known.as_ref().filter(|known| is_done(known)) {
@@ -320,9 +326,7 @@ impl Csi {
     ) -> Result<Mounted, VolumeError> {
         let operation = if wanted.is_block { Operation::SetUpDevice } else { Operation::SetUp };
         let fail = |cause: Cause| VolumeError::of(operation, &wanted.spec_name, cause);
-        let driver = self.drivers.get(&wanted.driver).map_err(|source| {
-            fail(Cause::NoDriver { needed_by: "mounter.SetUpAt failed to get CSI client", source })
-        })?;
+        let driver = self.drivers.get(&wanted.driver).map_err(|source| self.without_driver(&wanted, source))?;
         let label = match self.has_selinux {
             true => wanted.label(pod, object.as_deref()).map_err(|error| fail(error.into()))?,
             false => None,

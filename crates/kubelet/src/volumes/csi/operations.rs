@@ -12,7 +12,7 @@ use tokio::sync::OwnedMutexGuard;
 use trace::Stage;
 
 use super::layout::{Found, Mode, Record};
-use super::{Csi, Driver, Inputs, Published, Wanted};
+use super::{Csi, Driver, Inputs, NoDriver, Published, Wanted};
 use crate::state;
 use crate::volumes::error::{Cause, Operation};
 use crate::volumes::growth::{self, Telling};
@@ -138,6 +138,13 @@ impl Csi {
             self.stats.look_soon();
         }
         Ok(mounted)
+    }
+
+    /// The volume's driver is not here.
+    pub(super) fn without_driver(&self, wanted: &Wanted, source: NoDriver) -> VolumeError {
+        let is_staged = self.done.lock().staged.contains(&csi_name(&wanted.driver, &wanted.handle));
+        let (operation, needed_by) = needs_driver_first(wanted, is_staged);
+        VolumeError::of(operation, &wanted.spec_name, Cause::NoDriver { needed_by, source })
     }
 
     /// What a pod has of a volume.
@@ -449,12 +456,12 @@ struct Needed {
 impl Secrets {
     async fn look_up(&mut self, needed: Needed, wanted: &Wanted, inputs: &Inputs) {
         for (is_needed, secret, field, reference) in [
-            (needed.stage, &mut self.stage, "NodeStageSecretRef", &wanted.stage_secret),
-            (needed.publish, &mut self.publish, "NodePublishSecretRef", &wanted.publish_secret),
-            (needed.expand, &mut self.expand, "NodeExpandSecretRef", &wanted.expand_secret),
+            (needed.stage, &mut self.stage, STAGE_SECRET, &wanted.stage_secret),
+            (needed.publish, &mut self.publish, PUBLISH_SECRET, &wanted.publish_secret),
+            (needed.expand, &mut self.expand, EXPAND_SECRET, &wanted.expand_secret),
         ] {
             if is_needed && secret.is_none() {
-                *secret = Some(inputs.secret(field, reference.as_ref()).await);
+                *secret = Some(inputs.secret(field, wanted.is_block, reference.as_ref()).await);
             }
         }
     }
@@ -462,6 +469,30 @@ impl Secrets {
     fn are_there(&self, needed: Needed) -> bool {
         let all = [(needed.stage, &self.stage), (needed.publish, &self.publish), (needed.expand, &self.expand)];
         all.into_iter().all(|(is_needed, secret)| !is_needed || secret.is_some())
+    }
+}
+
+const STAGE_SECRET: &str = "NodeStageSecretRef";
+const PUBLISH_SECRET: &str = "NodePublishSecretRef";
+const EXPAND_SECRET: &str = "NodeExpandSecretRef";
+
+/// What has failed where the secret of this field cannot be had.
+pub(super) fn without_secret(field: &str, is_block: bool, place: &str) -> String {
+    match (field, is_block) {
+        (EXPAND_SECRET, _) => format!("expander.NodeExpand failed to get {field} {place}"),
+        (_, false) => format!("fetching {field} {place} failed"),
+        (STAGE_SECRET, true) => format!("kubernetes.io/csi: failed to get {field} {place}"),
+        (_, true) => format!("kubernetes.io/csi: blockMapper.publishVolumeForBlock failed to get {field} {place}"),
+    }
+}
+
+/// What is done first of what a driver must be there for, and how that fails without it.
+fn needs_driver_first(wanted: &Wanted, is_staged: bool) -> (Operation, &'static str) {
+    match (wanted.is_block, wanted.is_inline || is_staged) {
+        (false, false) => (Operation::MountDevice, "attacher.MountDevice failed to create newCsiDriverClient"),
+        (false, true) => (Operation::SetUp, "mounter.SetUpAt failed to get CSI client"),
+        (true, false) => (Operation::SetUpDevice, "blockMapper.SetUpDevice failed to get CSI client"),
+        (true, true) => (Operation::MapPodDevice, "blockMapper.MapPodDevice failed to get CSI client"),
     }
 }
 
@@ -475,5 +506,46 @@ fn accepted(answer: Result<(), Status>) -> Result<(), Status> {
     match answer {
         Err(status) if status.code() == Code::NotFound => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::error::SecretError;
+
+    #[test]
+    fn a_driver_that_is_not_here_is_told_as_upstream_tells_it() {
+        for (is_block, is_inline, is_staged, expected) in [
+            (false, false, false, (Operation::MountDevice, "attacher.MountDevice failed to create newCsiDriverClient")),
+            (false, false, true, (Operation::SetUp, "mounter.SetUpAt failed to get CSI client")),
+            (false, true, false, (Operation::SetUp, "mounter.SetUpAt failed to get CSI client")),
+            (true, false, false, (Operation::SetUpDevice, "blockMapper.SetUpDevice failed to get CSI client")),
+            (true, false, true, (Operation::MapPodDevice, "blockMapper.MapPodDevice failed to get CSI client")),
+        ] {
+            let wanted = Wanted { is_block, is_inline, ..Wanted::default() };
+            assert_eq!(needs_driver_first(&wanted, is_staged), expected, "{is_block} {is_inline} {is_staged}");
+        }
+    }
+
+    #[test]
+    fn a_secret_that_is_not_there_is_told_as_upstream_tells_it() {
+        for (field, is_block, expected) in [
+            (STAGE_SECRET, false, "fetching NodeStageSecretRef ns/s failed"),
+            (PUBLISH_SECRET, false, "fetching NodePublishSecretRef ns/s failed"),
+            (EXPAND_SECRET, false, "expander.NodeExpand failed to get NodeExpandSecretRef ns/s"),
+            (STAGE_SECRET, true, "kubernetes.io/csi: failed to get NodeStageSecretRef ns/s"),
+            (
+                PUBLISH_SECRET,
+                true,
+                "kubernetes.io/csi: blockMapper.publishVolumeForBlock failed to get NodePublishSecretRef ns/s",
+            ),
+        ] {
+            let (namespace, name) = ("ns".to_owned(), "s".to_owned());
+            let (what, why) = (without_secret(field, is_block, "ns/s"), SecretError::Missing(name.clone()));
+            let found = Cause::Secret { what, namespace, name, why }.to_string();
+            let why = "failed to find the secret s in the namespace ns with error: secrets \"s\" not found";
+            assert_eq!(found, format!("{expected}: kubernetes.io/csi: {why}"));
+        }
     }
 }
