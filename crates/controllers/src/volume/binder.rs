@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use api::cached::Pod;
+use api::meta::Meta as _;
 use client::{Client, DeleteParams, Event, EventRecorder, Informer};
 use futures_util::future::BoxFuture;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -184,7 +185,10 @@ impl Controller {
                 self.operations.began(key, &provisioner, "provision");
                 return self.hand_over(&claim, &provisioner).await;
             }
-            ForClaim::Refuse(why) => return Err(Error::object(why)),
+            ForClaim::Refuse { message, why } => {
+                self.recorder.warning(&about, "FailedBinding", message);
+                return Err(Error::object(why));
+            }
             ForClaim::Wait(Some(notice)) if notice.warns => {
                 self.recorder.warning(&about, notice.reason, notice.message);
             }
@@ -321,6 +325,12 @@ impl Controller {
             ForVolume::Available => self.set_volume_phase(&volume, "Available", None).await,
             ForVolume::Bound => self.set_volume_phase(&volume, "Bound", None).await,
             ForVolume::WakeClaim => Ok(Requeue::Never), // every event of the volume wakes its claim
+            ForVolume::Mismatch => {
+                if let Some(claim) = &claim {
+                    self.tell_of_mismatch(&volume, claim);
+                }
+                Ok(Requeue::Never)
+            }
             ForVolume::Unbind => self.unbind(&volume).await,
             ForVolume::Release if !matches!(phase(&volume), "Released" | "Failed") => {
                 self.set_volume_phase(&volume, "Released", None).await // and its event comes back here
@@ -341,6 +351,15 @@ impl Controller {
         let (namespace, name) = client::split_key(&key);
         let live = self.client.namespaced::<PersistentVolumeClaim>(namespace).get_opt(name).await?;
         Ok(live.filter(is_it))
+    }
+
+    fn tell_of_mismatch(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
+        let (own, wanted) = (volume.metadata.name(), claim.metadata.name());
+        let why = "due to incompatible volumeMode.";
+        let message = format!("Cannot bind PersistentVolume to requested PersistentVolumeClaim {wanted:?} {why}");
+        self.recorder.warning(&client::reference(volume), "VolumeMismatch", message);
+        let message = format!("Cannot bind PersistentVolume {own:?} to requested PersistentVolumeClaim {why}");
+        self.recorder.warning(&client::reference(claim), "VolumeMismatch", message);
     }
 
     /// The claim has got another volume. A reservation that a person made stays one.

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::matching::{best, claim_class, default_class, is_for, unsuitable};
+use super::matching::{best, claim_class, default_class, is_for, is_of_other_mode, unsuitable};
 use super::protection::claims_of;
 use crate::pods;
 
@@ -110,8 +110,11 @@ pub(super) enum ForClaim {
     HandOver {
         provisioner: String,
     },
-    /// Nothing that anybody but a person can put right.
-    Refuse(String),
+    /// Nothing that anybody but a person can put right: what the claim is told, and the error.
+    Refuse {
+        message: String,
+        why: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,14 +166,17 @@ pub(super) fn for_claim(claim: &PersistentVolumeClaim, seen: &Seen<'_>) -> ForCl
                 None => ForClaim::Bind(volume.clone()),
                 Some(why) => warning("VolumeMismatch", format!("Cannot bind to requested volume {name:?}: {why}")),
             },
-            Some(_) if annotation(&claim.metadata, BOUND_BY).is_none() => {
-                normal("FailedBinding", format!("volume {name:?} already bound to a different claim."))
+            Some(volume) => {
+                let message = format!("volume {name:?} already bound to a different claim.");
+                match annotation(&claim.metadata, BOUND_BY) {
+                    None => warning("FailedBinding", message),
+                    Some(_) => {
+                        let (key, owner) = (pods::key(claim), claim_key(volume).unwrap_or_default());
+                        let what = format!("invalid binding of claim {key:?} to volume {name:?}");
+                        ForClaim::Refuse { message, why: format!("{what}: volume already claimed by {owner:?}") }
+                    }
+                }
             }
-            Some(volume) => ForClaim::Refuse(format!(
-                "invalid binding of claim {:?} to volume {name:?}: volume already claimed by {:?}",
-                pods::key(claim),
-                claim_key(volume)
-            )),
         };
     }
     without_volume(claim, seen)
@@ -243,6 +249,8 @@ pub(super) enum ForVolume {
     Bound,
     /// The claim's own turn completes the binding.
     WakeClaim,
+    /// It never will: one is a device, and the other a file system.
+    Mismatch,
     /// Nobody has it any more.
     Release,
     /// The claim has another volume.
@@ -258,6 +266,7 @@ pub(super) fn for_volume(volume: &PersistentVolume, claim: Option<&PersistentVol
     }
     let Some(claim) = claim else { return ForVolume::Release };
     match volume_name(claim) {
+        None if is_of_other_mode(volume, claim) => ForVolume::Mismatch,
         None => ForVolume::WakeClaim,
         name if name == volume.metadata.name.as_deref() => ForVolume::Bound,
         Some(_) if annotation(&volume.metadata, PROVISIONED_BY).is_some() && policy(volume) == "Delete" => {
@@ -401,7 +410,7 @@ mod tests {
             }
             ForClaim::GiveClass(class) => ("class", class.metadata.name.clone().unwrap()),
             ForClaim::HandOver { provisioner } => ("hand over", provisioner),
-            ForClaim::Refuse(why) => ("refuse", why),
+            ForClaim::Refuse { why, .. } => ("refuse", why),
         }
     }
 
@@ -435,6 +444,7 @@ mod tests {
         let block = json!({ "spec": { "volumeMode": "Block" } });
         let gold = json!({ "spec": { "volumeAttributesClassName": "gold" } });
         let exclusive = json!({ "spec": { "accessModes": ["ReadWriteOncePod"] } });
+        let misbound = "invalid binding of claim \"default/c\" to volume \"v\"";
         for (claim, volumes, expected) in [
             (with(json!({})), vec![], ("wait", String::new())),
             (with(json!({})), vec![volume("v", json!({}))], ("bind", "v".into())),
@@ -461,7 +471,12 @@ mod tests {
             (
                 with(json!({})),
                 vec![volume("v", elsewhere())],
-                ("say", "FailedBinding: volume \"v\" already bound to a different claim.".into()),
+                ("warn", "FailedBinding: volume \"v\" already bound to a different claim.".into()),
+            ),
+            (
+                with(json!({ "metadata": { "annotations": { BOUND_BY: "yes" } } })),
+                vec![volume("v", elsewhere())],
+                ("refuse", format!("{misbound}: volume already claimed by \"default/other\"")),
             ),
         ] {
             let seen = Seen { volumes: &volumes, classes: &[], pods: &[] };
@@ -564,6 +579,11 @@ mod tests {
             (volume("v", reserved("")), None, ForVolume::Available),
             (volume("v", reserved("u")), None, ForVolume::Release),
             (volume("v", reserved("u")), Some(claim(json!({}))), ForVolume::WakeClaim),
+            (
+                volume("v", reserved("u")),
+                Some(claim(json!({ "spec": { "volumeMode": "Block" } }))),
+                ForVolume::Mismatch,
+            ),
             (volume("v", reserved("u")), Some(on("v")), ForVolume::Bound),
             (volume("v", reserved("u")), Some(on("w")), ForVolume::Unbind),
             (dynamic("u"), Some(on("w")), ForVolume::Release),

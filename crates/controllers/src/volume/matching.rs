@@ -65,18 +65,25 @@ pub(super) fn unsuitable(volume: &PersistentVolume, claim: &PersistentVolumeClai
 /// What speaks against a volume even if it was made for the claim.
 fn too_different(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'static str> {
     let (Some(offered), Some(wanted)) = (&volume.spec, &claim.spec) else { return Some("requested PV is too small") };
-    let is_block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
     if capacity(volume) < requested(claim) {
         Some("requested PV is too small")
     } else if offered.volume_attributes_class_name.as_deref().unwrap_or_default()
         != wanted.volume_attributes_class_name.as_deref().unwrap_or_default()
     {
         Some("volumeAttributesClassName does not match")
-    } else if is_block(offered.volume_mode.as_ref()) != is_block(wanted.volume_mode.as_ref()) {
+    } else if is_of_other_mode(volume, claim) {
         Some("incompatible volumeMode")
     } else {
         None
     }
+}
+
+/// Whether one is a device and the other a file system (`CheckVolumeModeMismatches`, v1.36).
+pub(super) fn is_of_other_mode(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+    let is_block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
+    let offered = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_ref());
+    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_ref());
+    is_block(offered) != is_block(wanted)
 }
 
 fn offers_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {

@@ -209,7 +209,8 @@ async fn claims_and_volumes_that_do_not_fit_say_why() {
     claim(&cluster, "c", json!({ "storageClassName": "", "volumeName": "v" })).await;
     cluster.until::<PersistentVolumeClaim>("default", "c", "bound", phase_is("Bound")).await;
     claim(&cluster, "d", json!({ "storageClassName": "", "volumeName": "v" })).await;
-    until_told(&cluster, "d", "FailedBinding", "volume \"v\" already bound to a different claim.").await;
+    let told = until_told(&cluster, "d", "FailedBinding", "volume \"v\" already bound to a different claim.").await;
+    assert_eq!(told.type_.as_deref(), Some("Warning"));
     let volumes = cluster.client.all::<PersistentVolume>();
     volumes.delete("v", &DeleteParams::default()).await.unwrap();
     volumes.patch("v", &Patch::merge(json!({ "metadata": { "finalizers": null } }))).await.unwrap();
