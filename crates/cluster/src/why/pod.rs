@@ -211,7 +211,14 @@ impl View<'_> {
 
     /// Between the node's promise and the first process: sandbox, network, volumes, images.
     fn creating(&self, who: &str) -> Cause {
-        let reasons = ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "NetworkNotReady", "Failed"];
+        let reasons = [
+            "FailedMount",
+            "FailedMapVolume",
+            "FailedAttachVolume",
+            "FailedCreatePodSandBox",
+            "NetworkNotReady",
+            "Failed",
+        ];
         match self.newest(&reasons, "") {
             Some(message) => Cause::new(format!("{who} cannot be created")).because(message).then("cox logs kubelet"),
             None => Cause::new(format!("{who}: being created")).then("cox why again in a few seconds"),
@@ -413,6 +420,14 @@ mod tests {
                 &[("FailedMount", "secret \"s\" not found")],
                 "container c cannot be created",
                 Some("secret \"s\" not found"),
+            ),
+            (
+                json!({}),
+                bound(),
+                waiting("ContainerCreating"),
+                &[("FailedMapVolume", "no such device")],
+                "container c cannot be created",
+                Some("no such device"),
             ),
             (
                 deleted("2026-01-01T00:10:20Z"),
