@@ -194,7 +194,7 @@ async fn an_inline_disk_of_a_removed_driver_is_attached_by_the_one_that_took_ove
     until_reported(&cluster, "a", &["kubernetes.io/csi/ebs.csi.aws.com^vol-1"]).await;
     let text = "AttachVolume.Attach succeeded for volume \"ebs.csi.aws.com-vol-1\"";
     until_told(&cluster, "first", "SuccessfulAttachVolume", text).await;
-    let text = "Multi-Attach error for volume \"ebs.csi.aws.com-vol-1\" Volume is already used by pod(s) first";
+    let text = "Waiting for detach for volume \"ebs.csi.aws.com-vol-1\" Volume is already used by pod(s) first";
     until_told(&cluster, "second", "FailedAttachVolume", text).await;
     remove(&cluster, "first").await;
     detached(&cluster, &name).await;
@@ -212,7 +212,7 @@ async fn a_pod_elsewhere_waits_until_the_volume_is_free() {
     let name = attached(&cluster, "a").await;
     until_reported(&cluster, "a", &[UNIQUE]).await;
     pod(&cluster, "second", "b").await;
-    let text = "Multi-Attach error for volume \"data\" Volume is already used by pod(s) first";
+    let text = "Waiting for detach for volume \"data\" Volume is already used by pod(s) first";
     until_told(&cluster, "second", "FailedAttachVolume", text).await;
     remove(&cluster, "first").await;
     detached(&cluster, &name).await;
@@ -327,7 +327,7 @@ async fn a_late_cache_of_attachments_attaches_nothing_twice() {
     attachment_on(&cluster, "a").await;
     remove(&cluster, "first").await;
     pod(&cluster, "second", "b").await;
-    until_told(&cluster, "second", "FailedAttachVolume", "Multi-Attach error").await;
+    until_told(&cluster, "second", "FailedAttachVolume", "Waiting for detach").await;
     let all = cluster.client.all::<VolumeAttachment>().list(&ListParams::default()).await.unwrap().items;
     assert_eq!(all.len(), 1, "{all:?}");
     gate.open();
@@ -391,7 +391,7 @@ async fn an_iscsi_disk_is_on_one_node_at_a_time_also_after_a_restart() {
     // A kubelet says what it is about to use before it may.
     uses(&cluster, "b", &[DISK]).await;
     cluster.spawn(controllers::run(cluster.manager(), cluster.stop.clone()));
-    let text = "Multi-Attach error for volume \"data\" Volume is already used by pod(s) first";
+    let text = "Waiting for detach for volume \"data\" Volume is already used by pod(s) first";
     until_told(&cluster, "second", "FailedAttachVolume", text).await;
     remove(&cluster, "first").await;
     // Without its pod the disk stays where it is mounted: the sign that the controller has looked is a pod that it lets have one.

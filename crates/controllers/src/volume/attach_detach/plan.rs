@@ -15,6 +15,9 @@ pub(super) const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(6 * 60);
 const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// No pod needs the volume where it is, and it is still there.
+const NO_USER: &str =
+    "Volume is already exclusively attached to one node, waiting on detach before it can be attached to another node";
 
 /// A volume that is attached to nodes, whatever PersistentVolumes call it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -246,20 +249,21 @@ pub(super) fn plan(wanted: &[String], is_exclusive: bool, attachments: &[Attachm
     plan
 }
 
-/// What pods are told that wait for a volume which pods elsewhere use; names of other namespaces are nobody's business.
+/// What pods are told that wait for a volume which pods elsewhere use; names of other namespaces are nobody's business
+/// (`reportMultiAttachError`, v1.36).
 pub(super) fn multi_attach_message(volume: &str, pod: &Pod, users: &[(String, String)]) -> String {
     let namespace = pod.metadata.namespace();
     let local: Vec<_> = users.iter().filter(|(place, _)| place == namespace).map(|(_, name)| name.as_str()).collect();
     let others = users.len() - local.len();
     let why = match (local.is_empty(), others) {
-        (true, 0) => "Volume is already exclusively attached to one node and can't be attached to another".to_owned(),
+        (true, 0) => NO_USER.to_owned(),
         (true, _) => format!("Volume is already used by {others} pod(s) in different namespaces"),
         (false, 0) => format!("Volume is already used by pod(s) {}", local.join(", ")),
         (false, _) => {
             format!("Volume is already used by pod(s) {} and {others} pod(s) in different namespaces", local.join(", "))
         }
     };
-    format!("Multi-Attach error for volume {volume:?} {why}")
+    format!("Waiting for detach for volume {volume:?} {why}")
 }
 
 #[cfg(test)]
@@ -429,8 +433,10 @@ mod tests {
     fn only_pods_of_the_same_namespace_are_named() {
         let pod: Pod = api::codec::from_value(&json!({ "metadata": { "name": "p", "namespace": "mine" } })).unwrap();
         let user = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+        let nobody = "Volume is already exclusively attached to one node, \
+            waiting on detach before it can be attached to another node";
         for (users, expected) in [
-            (vec![], "Volume is already exclusively attached to one node and can't be attached to another"),
+            (vec![], nobody),
             (vec![user("mine", "a"), user("mine", "b")], "Volume is already used by pod(s) a, b"),
             (vec![user("other", "a")], "Volume is already used by 1 pod(s) in different namespaces"),
             (
@@ -439,7 +445,7 @@ mod tests {
             ),
         ] {
             let message = multi_attach_message("pv", &pod, &users);
-            assert_eq!(message, format!("Multi-Attach error for volume \"pv\" {expected}"));
+            assert_eq!(message, format!("Waiting for detach for volume \"pv\" {expected}"));
         }
     }
 }
