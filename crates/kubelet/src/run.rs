@@ -520,7 +520,12 @@ impl Running {
         let some_left = Arc::new(Notify::new());
         let (gone, statuses) = (some_left.clone(), self.kubelet.status.clone());
         pods.subscribe(move |event| match event {
-            event if static_pods::is_mirror(event.object()) => mirrors.notify_one(),
+            event if static_pods::is_mirror(event.object()) => {
+                if let Event::Modified { new, .. } = event {
+                    statuses.seen(new);
+                }
+                mirrors.notify_one();
+            }
             Event::Added(pod) => updates.update(pod.clone(), None),
             Event::Modified { old, new } => {
                 if state::uid(old) != state::uid(new) {

@@ -87,14 +87,14 @@ impl StatusWriter {
 
     /// The API shows the pod like this. A readiness that is not the one it was told is written again soon (`needsReconcile`, v1.36).
     pub(crate) fn seen(&self, pod: &Pod) {
-        let key = state::uid(pod);
-        let version = state::version(&pod.metadata);
+        let (uid, version) = (state::uid(pod), state::version(&pod.metadata));
         let mut entries = self.entries.lock();
-        let entry = entries.get_mut(key).filter(|entry| version >= entry.sent_version);
-        let is_overruled = entry.is_some_and(|entry| entry.note_shown(pod));
-        drop(entries);
-        if is_overruled {
-            self.queue.add_after(key.to_owned(), OVERRULED_INTERVAL);
+        // A static pod's has another key than the uid of its mirror.
+        let shown = entries.iter_mut().find(|(_, entry)| entry.api_uid == uid && version >= entry.sent_version);
+        if let Some((key, entry)) = shown
+            && entry.note_shown(pod)
+        {
+            self.queue.add_after(key.clone(), OVERRULED_INTERVAL);
         }
     }
 
@@ -521,8 +521,6 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_others_wrote_over_is_written_again() {
-        let server = Arc::new(Scripted { uid: "u", answers: Mutex::default(), asked: Mutex::default() });
-        let (writer, stop) = (server.writer(), CancellationToken::new());
         let pod = |version: &str, ready: &str| -> Pod {
             let condition = json!({"type": "Ready", "status": ready});
             let pod = json!({
@@ -532,17 +530,22 @@ mod tests {
             });
             serde_json::from_value(pod).unwrap()
         };
-        writer.set("u", &pod_of("u"), pod("1", "True").status.unwrap());
-        let running = tokio::spawn(writer.clone().run(stop.clone()));
-        for (version, ready, expected) in [("2", "True", 1), ("3", "False", 2), ("4", "True", 2)] {
-            // Whatever comes has come by then.
-            tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
-            writer.seen(&pod(version, ready));
-            tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
-            assert_eq!(server.asked.lock().len(), expected, "version {version}, {ready}");
+        // Of a static pod others see the mirror.
+        for key in ["u", "static"] {
+            let server = Arc::new(Scripted { uid: "u", answers: Mutex::default(), asked: Mutex::default() });
+            let (writer, stop) = (server.writer(), CancellationToken::new());
+            writer.set(key, &pod_of("u"), pod("1", "True").status.unwrap());
+            let running = tokio::spawn(writer.clone().run(stop.clone()));
+            for (version, ready, expected) in [("2", "True", 1), ("3", "False", 2), ("4", "True", 2)] {
+                // Whatever comes has come by then.
+                tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
+                writer.seen(&pod(version, ready));
+                tokio::time::sleep(2 * OVERRULED_INTERVAL).await;
+                assert_eq!(server.asked.lock().len(), expected, "{key}, version {version}, {ready}");
+            }
+            stop.cancel();
+            running.await.unwrap();
         }
-        stop.cancel();
-        running.await.unwrap();
     }
 
     #[tokio::test]
