@@ -24,8 +24,9 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerRequest) -> Result<String> {
     let sandbox = engine.sandbox(&request.pod_sandbox_id)?;
+    let not_running = || Error::Precondition(format!("sandbox {} is not running", sandbox.id()));
     if !sandbox.is_ready() {
-        return Err(Error::Precondition(format!("sandbox {} is not running", request.pod_sandbox_id)));
+        return Err(not_running());
     }
     let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
     names::check_container(&config)?;
@@ -107,6 +108,11 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     };
     container.save()?;
     engine.containers.lock().insert(id.clone(), Arc::new(container));
+    // It may have taken long. Whoever has removed the sandbox since did not see this one.
+    if !sandbox.is_ready() {
+        remove(engine, &id).await?;
+        return Err(not_running());
+    }
     engine.emit(&sandbox.id(), &id, v1::ContainerEventType::ContainerCreatedEvent);
     Ok(id)
 }
@@ -275,6 +281,8 @@ fn merge(old: &mut v1::LinuxContainerResources, new: &v1::LinuxContainerResource
 mod tests {
     use std::os::unix::net::UnixListener;
     use std::path::Path;
+    use std::sync::atomic::Ordering;
+    use std::sync::mpsc;
 
     use super::*;
     use crate::cgroup::Cgroups;
@@ -364,16 +372,22 @@ mod tests {
         assert!(engine.containers.lock().is_empty() && !place.exists());
     }
 
-    /// A pod may mount what it likes of servers that it likes, and one of them may stop to answer: then nothing that is asked about the
-    /// mount comes back. Here it is a lock that is held for a while.
-    #[tokio::test]
-    async fn security_what_a_container_mounts_holds_up_no_other() {
-        let Ok(cgroups) = Cgroups::detect() else {
-            eprintln!("skipped: there are no cgroups here");
-            return;
-        };
-        let directory = tempfile::tempdir().unwrap();
-        let engine = engine(directory.path(), cgroups);
+    /// What is asked about a mount comes back from nowhere, until this is told to go on. It is a lock that is held for a while.
+    fn silence(engine: &Arc<Engine>) -> (std::thread::JoinHandle<()>, mpsc::Sender<()>) {
+        let ((locked, is_locked), (answer, answered)) = (mpsc::channel(), mpsc::channel());
+        let engine = engine.clone();
+        let server = std::thread::spawn(move || {
+            let _containers = engine.containers.lock();
+            locked.send(()).unwrap();
+            // If nobody else has a turn, nobody asks it to go on.
+            let _ = answered.recv_timeout(Duration::from_secs(5));
+        });
+        is_locked.recv().unwrap();
+        (server, answer)
+    }
+
+    /// For a container that looks at another one's processes, of an image that is there.
+    fn debugger(engine: &Engine) -> v1::CreateContainerRequest {
         let id = format!("sha256:{}", "a".repeat(64));
         engine.images.put(crate::image::store::Image { id: id.clone(), ..Default::default() }).unwrap();
         let options = v1::NamespaceOption {
@@ -389,18 +403,21 @@ mod tests {
             linux: Some(v1::LinuxContainerConfig { security_context: Some(security), ..Default::default() }),
             ..Default::default()
         };
-        let request =
-            v1::CreateContainerRequest { pod_sandbox_id: "sandbox".into(), config: Some(config), ..Default::default() };
+        v1::CreateContainerRequest { pod_sandbox_id: "sandbox".into(), config: Some(config), ..Default::default() }
+    }
 
-        let ((locked, is_locked), (answer, answered)) = (std::sync::mpsc::channel(), std::sync::mpsc::channel());
-        let silent = engine.clone();
-        let server = std::thread::spawn(move || {
-            let _containers = silent.containers.lock();
-            locked.send(()).unwrap();
-            // If nobody else has a turn, nobody asks it to go on.
-            let _ = answered.recv_timeout(Duration::from_secs(5));
-        });
-        is_locked.recv().unwrap();
+    /// A pod may mount what it likes of servers that it likes, and one of them may stop to answer: then nothing that is asked about the
+    /// mount comes back.
+    #[tokio::test]
+    async fn security_what_a_container_mounts_holds_up_no_other() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path(), cgroups);
+        let request = debugger(&engine);
+        let (server, answer) = silence(&engine);
         let mut creating = Box::pin(create(&engine, request));
         let created = tokio::time::timeout(Duration::from_millis(100), &mut creating).await;
         assert!(created.is_err(), "others had no turn");
@@ -408,5 +425,31 @@ mod tests {
         let refused = creating.await.unwrap_err().to_string();
         assert!(refused.contains("target container container is not running"), "{refused}");
         server.join().unwrap();
+    }
+
+    /// Nobody would ever remove what was made for a sandbox that is gone.
+    #[tokio::test]
+    async fn a_container_that_comes_after_the_end_of_its_sandbox_is_none() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path(), cgroups);
+        fs::create_dir(engine.spec_file("any").parent().unwrap()).unwrap();
+        let running = StatusRecord { pid: 1, started_at: 1, ..Default::default() };
+        engine.container("container").unwrap().status.send_replace(running);
+        let request = debugger(&engine);
+        let (server, answer) = silence(&engine);
+        let mut creating = Box::pin(create(&engine, request));
+        let created = tokio::time::timeout(Duration::from_millis(100), &mut creating).await;
+        assert!(created.is_err(), "the server has not answered yet");
+        engine.sandbox("sandbox").unwrap().alive.store(false, Ordering::Relaxed);
+        answer.send(()).unwrap();
+        let refused = creating.await.unwrap_err().to_string();
+        assert!(refused.contains("sandbox sandbox is not running"), "{refused}");
+        server.join().unwrap();
+        assert_eq!(engine.containers.lock().len(), 1);
+        assert_eq!(fs::read_dir(directory.path().join("containers")).unwrap().count(), 0);
     }
 }
