@@ -81,7 +81,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         let (nodes, queue) = (nodes.clone(), context.queue.clone());
         pods.wakes(move |event| {
             let node = nodes.get(pods::node_name(event.object()));
-            if let Some(node) = node.filter(|node| is_late(event, ready(node))) {
+            if let Some(node) = node.filter(|node| is_late(event, node)) {
                 queue.add(node.metadata.name().to_owned());
             }
         })
@@ -106,17 +106,16 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     })
 }
 
-/// Whether a pod shows up as ready on a node that was found not to be before: it has to be marked as the others were.
-/// The kubelet of a node that says so itself still writes its pods' status, and is not contradicted again and again.
-fn is_late(event: &Event<Pod>, node_ready: &str) -> bool {
-    match event {
-        Event::Added(pod) => node_ready != "True" && pods::is_ready(pod),
+/// Whether a pod shows up as ready on a node that nothing is heard of: it has to be marked as the others were.
+fn is_late(event: &Event<Pod>, node: &Node) -> bool {
+    let is_late = match event {
+        Event::Added(pod) => pods::is_ready(pod),
         Event::Modified { old, new } => {
-            let assigned = pods::node_name(old) != pods::node_name(new) && node_ready != "True";
-            pods::is_ready(new) && (assigned || (node_ready == "Unknown" && !pods::is_ready(old)))
+            pods::is_ready(new) && (pods::node_name(old) != pods::node_name(new) || !pods::is_ready(old))
         }
         Event::Deleted(_) => false,
-    }
+    };
+    is_late && is_marked_unknown(node)
 }
 
 /// What only the kubelet writes: it changes when the kubelet lives.
@@ -170,7 +169,8 @@ impl Controller {
                 self.evictions.lock().insert(zone, Instant::now());
             }
         }
-        if ready(&node) != "True" && condition(&node, "Ready").is_some() {
+        // The kubelet of a node that says itself that it is not ready still says how its pods are, and would say so again.
+        if is_marked_unknown(&node) {
             self.mark_pods_not_ready(&node).await?;
         }
         Ok(wait.into())

@@ -13,7 +13,7 @@ use client::{DeleteParams, Patch};
 use fake::Fake;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, StatefulSet};
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
@@ -445,6 +445,40 @@ async fn finished_jobs_go_when_their_time_is_over() {
         }
     }
     assert!(!is_there(), "an hour has passed");
+    stop.cancel();
+    manager.await.unwrap().unwrap();
+}
+
+/// A node that says itself that it is not ready still looks after its pods, and says how they are. Of one that is silent nobody
+/// knows.
+#[tokio::test(start_paused = true)]
+async fn pods_are_not_ready_where_nothing_is_heard_of_their_node() {
+    const NODES: &str = "/api/v1/nodes";
+    let fake = Fake::new(11);
+    let node: Node = serde_json::from_value(json!({
+        "metadata": { "name": "node" },
+        "status": { "conditions": [{ "type": "Ready", "status": "False" }] },
+    }))
+    .unwrap();
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "pod", "namespace": "default" },
+        "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
+        "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] },
+    }))
+    .unwrap();
+    fake.client().all::<Node>().create(&node).await.unwrap();
+    fake.client().all::<Pod>().create(&pod).await.unwrap();
+    let stop = CancellationToken::new();
+    let mut config = controllers::Config::new(fake.client());
+    config.controllers = vec!["node-lifecycle-controller".into()];
+    let grace = config.node_monitor_grace_period;
+    let manager = tokio::spawn(controllers::run(config, stop.clone()));
+    let ready = |collection: &str| fake.all(collection)[0]["status"]["conditions"][0]["status"].clone();
+    tokio::time::sleep(grace / 2).await;
+    assert!(!fake.all(NODES)[0]["spec"]["taints"].is_null(), "the node was looked at");
+    assert_eq!((ready(NODES), ready(PODS)), (json!("False"), json!("True")));
+    tokio::time::sleep(grace).await;
+    assert_eq!((ready(NODES), ready(PODS)), (json!("Unknown"), json!("False")));
     stop.cancel();
     manager.await.unwrap().unwrap();
 }
