@@ -103,7 +103,7 @@ impl Kubelet {
             let foreign = foreign_conditions(pod);
             current.status = Some(latest);
             if let Some(conditions) = current.status.as_mut().and_then(|status| status.conditions.as_mut()) {
-                conditions.retain(|condition| OUR_CONDITIONS.contains(&condition.type_.as_str()));
+                conditions.retain(|condition| status::is_ours(&condition.type_));
                 conditions.extend(foreign);
             }
         }
@@ -132,24 +132,12 @@ impl Kubelet {
     }
 }
 
-const OUR_CONDITIONS: &[&str] = &[
-    "PodReadyToStartContainers",
-    "Initialized",
-    "Ready",
-    "ContainersReady",
-    "PodScheduled",
-    "DisruptionTarget",
-    status::ALL_RESTARTING,
-    resize::PENDING,
-    resize::IN_PROGRESS,
-];
-
 /// Conditions that others write: the API's view of them is the newest.
 fn foreign_conditions(pod: &Pod) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
     pod.status
         .iter()
         .flat_map(|status| status.conditions.iter().flatten())
-        .filter(|condition| !OUR_CONDITIONS.contains(&condition.type_.as_str()))
+        .filter(|condition| !status::is_ours(&condition.type_))
         .cloned()
         .collect()
 }

@@ -659,6 +659,20 @@ fn pod_ready(
     condition("Ready", false, Some("ReadinessGatesNotReady"), Some(unmet.join(", ")))
 }
 
+/// Conditions that are the kubelet's to write.
+pub(crate) fn is_ours(kind: &str) -> bool {
+    const OURS: [&str; 7] = [
+        "PodReadyToStartContainers",
+        "Initialized",
+        "Ready",
+        "ContainersReady",
+        "PodScheduled",
+        "DisruptionTarget",
+        ALL_RESTARTING,
+    ];
+    OURS.contains(&kind) || is_of_resize(kind)
+}
+
 /// Conditions that go when what they tell is over.
 pub(crate) fn is_of_resize(kind: &str) -> bool {
     [resize::PENDING, resize::IN_PROGRESS].contains(&kind)

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use trace::{Stage, Work};
 
 use crate::state;
-use crate::status::is_of_resize;
+use crate::status::{is_of_resize, is_ours};
 
 /// Writers at work at once; one pod is never written by two.
 const WRITERS: usize = 4;
@@ -328,7 +328,7 @@ const OWNED: &[&str] = &[
 ];
 
 /// A strategic merge patch from one status to another; `None` when there is nothing to say. Conditions
-/// are merged by type, so that other writers' ones stay.
+/// are merged by type, and those of other writers left to them: they may have changed them since.
 fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
     let mut patch = Map::new();
     for field in OWNED {
@@ -349,15 +349,15 @@ fn difference(sent: &Value, wanted: &Value) -> Option<Value> {
         patch.insert((*field).to_string(), value);
     }
     let old = sent.get("conditions").and_then(Value::as_array);
+    let kind = |condition: &Value| condition.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
     let changed: Vec<Value> = wanted
         .get("conditions")
         .and_then(Value::as_array)
         .into_iter()
         .flatten()
-        .filter(|condition| !old.is_some_and(|old| old.contains(condition)))
+        .filter(|condition| is_ours(&kind(condition)) && !old.is_some_and(|old| old.contains(condition)))
         .cloned()
         .collect();
-    let kind = |condition: &Value| condition.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
     let kept: Vec<String> =
         wanted.get("conditions").and_then(Value::as_array).into_iter().flatten().map(kind).collect();
     let over = old.into_iter().flatten().map(kind).filter(|kind| is_of_resize(kind) && !kept.contains(kind));
@@ -581,8 +581,8 @@ mod tests {
                 Some(json!({"podIPs": [{"$patch": "replace"}, {"ip": "1"}]})),
             ),
             (
-                json!({"conditions": [ready("False"), {"type": "Mine"}]}),
-                json!({"conditions": [ready("True"), {"type": "Mine"}]}),
+                json!({"conditions": [ready("False"), {"type": "example.com/gate", "status": "True"}]}),
+                json!({"conditions": [ready("True"), {"type": "example.com/gate", "status": "False"}]}),
                 Some(json!({"conditions": [{"type": "Ready", "status": "True", "reason": null, "message": null}]})),
             ),
             (
