@@ -279,7 +279,9 @@ async fn a_copy_that_nobody_waits_for_is_made_once() {
     // On a busy machine it may be over before anybody looks.
     until("the copy has begun", async || (begun.exists() || driver.data("copy").exists()).then_some(())).await;
     copying.abort();
-    assert!(copying.await.unwrap_err().is_cancelled());
+    if let Err(ended) = copying.await {
+        assert!(ended.is_cancelled(), "{ended}");
+    }
     let again = driver.create_volume(copy.clone()).await.map(drop);
     if begun.exists() {
         assert_eq!(again.unwrap_err().code(), Code::Aborted);
