@@ -242,18 +242,21 @@ impl Entry {
         }
     }
 
-    /// Notes what the API shows, if that is another readiness than it was told and is to be told; tells whether it is.
+    /// Notes what the API shows, if that is another readiness than it was told; tells whether yet another one is to be told.
     fn note_shown(&mut self, pod: &Pod) -> bool {
         let shown = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
         let told = self.sent["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_told_otherwise = |kind: &str, status: &str| {
+            told.iter().find(|told| told["type"] == kind).is_some_and(|told| told["status"] != status)
+        };
+        let news: Vec<_> = shown
+            .iter()
+            .filter(|shown| READINESS.contains(&shown.type_.as_str()) && is_told_otherwise(&shown.type_, &shown.status))
+            .collect();
         let wanted = self.wanted.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-        let is_overruled = shown.iter().filter(|shown| READINESS.contains(&shown.type_.as_str())).any(|shown| {
-            let wanted = wanted.iter().find(|wanted| wanted.type_ == shown.type_);
-            let told = told.iter().find(|told| told["type"] == shown.type_.as_str());
-            wanted.is_some_and(|wanted| wanted.status != shown.status)
-                && told.is_some_and(|told| told["status"] != shown.status.as_str())
-        });
-        if is_overruled {
+        let is_overruled =
+            news.iter().any(|news| wanted.iter().any(|own| own.type_ == news.type_ && own.status != news.status));
+        if !news.is_empty() {
             self.sent["conditions"] = json!(shown);
         }
         is_overruled
@@ -546,6 +549,20 @@ mod tests {
             stop.cancel();
             running.await.unwrap();
         }
+    }
+
+    /// What was wanted just then was the same; what is wanted next is not.
+    #[test]
+    fn what_others_wrote_is_known_when_another_readiness_is_to_be_told() {
+        let status = |ready: &str| -> PodStatus {
+            serde_json::from_value(json!({"conditions": [{"type": "Ready", "status": ready}]})).unwrap()
+        };
+        let shown = |ready: &str| Pod { status: Some(status(ready)), ..pod_of("u") };
+        let mut entry = Entry::of(&shown("True"));
+        entry.wanted = Some(status("False"));
+        assert!(!entry.note_shown(&shown("False")), "nobody has to be told anything");
+        let wanted = api::codec::to_value(&status("True")).unwrap();
+        assert!(difference(&entry.sent, &wanted).is_some());
     }
 
     #[tokio::test]
