@@ -147,8 +147,8 @@ impl Server {
         let state = Arc::new(state);
         drop(state.own.set(Box::new(Own(Arc::downgrade(&state)))));
         let mut housekeeping = JoinSet::new();
-        housekeeping.spawn(FutureExt::boxed(crate::custom::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::integrity::run(state.clone())));
+        keep(&mut housekeeping, &state, "definitions", |state| crate::custom::run(state).boxed());
+        keep(&mut housekeeping, &state, "integrity", |state| crate::integrity::run(state).boxed());
         if let Some(tracing) = state.config.tracing.clone() {
             let exporting = state.trace.export(tracing.rate());
             let instance = state.config.advertise_address.map_or_else(String::new, |address| address.to_string());
@@ -164,22 +164,22 @@ impl Server {
             };
             housekeeping.spawn(writing);
         }
-        housekeeping.spawn(FutureExt::boxed(crate::sampler::run(state.clone())));
+        keep(&mut housekeeping, &state, "history", |state| crate::sampler::run(state).boxed());
         if let Some(signer) = signer {
             housekeeping.spawn(FutureExt::boxed(signer.follow(state.stop.clone())));
         }
-        housekeeping.spawn(FutureExt::boxed(crate::seal::run(
-            state.sealed.clone(),
-            state.caches.clone(),
-            state.stop.clone(),
-        )));
+        keep(&mut housekeeping, &state, "encryption", |state| {
+            crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()).boxed()
+        });
         begin(&state, &mut housekeeping).await?;
-        housekeeping.spawn(FutureExt::boxed(crate::api_services::local::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::api_services::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::api_services::trust::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::bootstrap::flow_control::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::bootstrap::legacy_tokens::run(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(crate::admission::check_types(state.cluster.clone())));
+        keep(&mut housekeeping, &state, "local API services", |state| crate::api_services::local::run(state).boxed());
+        keep(&mut housekeeping, &state, "API services", |state| crate::api_services::run(state).boxed());
+        keep(&mut housekeeping, &state, "front proxy", |state| crate::api_services::trust::run(state).boxed());
+        keep(&mut housekeeping, &state, "flow control", |state| crate::bootstrap::flow_control::run(state).boxed());
+        keep(&mut housekeeping, &state, "legacy tokens", |state| crate::bootstrap::legacy_tokens::run(state).boxed());
+        keep(&mut housekeeping, &state, "type checks", |state| {
+            crate::admission::check_types(state.cluster.clone()).boxed()
+        });
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }
 
@@ -228,8 +228,10 @@ impl Server {
         let places = Connections::new(|| limits.unwrap_or_else(|| Limits::share(PART_OF_DESCRIPTORS, MAX_CONNECTIONS)));
         let closing = CancellationToken::new();
         let mut connections = JoinSet::new();
-        housekeeping.spawn(FutureExt::boxed(compact(state.clone())));
-        housekeeping.spawn(FutureExt::boxed(allocation::repair::run(state.cluster.clone(), inner.clone())));
+        keep(&mut housekeeping, &state, "compaction", |state| compact(state).boxed());
+        keep(&mut housekeeping, &state, "allocation repair", |state| {
+            allocation::repair::run(state.cluster.clone(), state.stop.clone()).boxed()
+        });
         let serving = stop.child_token();
         let leases = tokio::spawn(FutureExt::boxed(crate::server_leases::run(state.clone(), serving.clone())));
         let identity = tokio::spawn(FutureExt::boxed(crate::identity_lease::run(state.clone(), serving.clone())));
@@ -410,6 +412,19 @@ async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Re
         }
     }));
     Ok(())
+}
+
+/// Starts work beside requests that goes on for as long as the server does: a panic ends one try, and it begins anew.
+fn keep(
+    tasks: &mut JoinSet<()>,
+    state: &Arc<State>,
+    worker: &'static str,
+    work: fn(Arc<State>) -> BoxFuture<'static, ()>,
+) {
+    let state = state.clone();
+    tasks.spawn(FutureExt::boxed(async move {
+        let _ended = ::metrics::outlive_panics(worker, "", &state.stop, || work(state.clone())).await;
+    }));
 }
 
 /// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable. An

@@ -23,7 +23,6 @@ mod leader;
 mod params;
 pub mod plain_http;
 mod queue;
-mod restart;
 pub mod review;
 pub mod serving;
 pub mod signals;
@@ -36,6 +35,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 
 pub use ::metrics;
+pub use ::metrics::outlive_panics;
 pub use answer::read_at_most;
 pub use api_client::{Api, List, Resource, Written};
 pub use clock::Clock;
@@ -50,7 +50,6 @@ pub use informer::{
 pub use leader::{Durations, Election, LeaderElector};
 pub use params::{DeleteParams, ListParams, Patch, Propagation, WriteParams};
 pub use queue::{RateLimiter, Taken, WorkQueue};
-pub use restart::outlive_panics;
 pub use spans::WalkStream;
 pub use transport::{Client, Endpoint, Limit, Upgraded};
 pub use watch::{WatchEvent, WatchStream};

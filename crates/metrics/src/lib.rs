@@ -7,6 +7,7 @@
 
 pub mod panics;
 pub mod rest_client;
+mod restart;
 pub mod slis;
 pub mod upstream;
 
@@ -17,6 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+pub use restart::outlive_panics;
 
 /// All metrics of one component. Clones share them.
 #[derive(Clone, Default)]

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::backoff::Backoff;
-use crate::metrics::panics;
+use crate::panics;
 
 /// How long work that panicked waits to begin anew: at first, and after many panics.
 const FIRST_DELAY: Duration = Duration::from_millis(500);
@@ -21,7 +20,7 @@ pub async fn outlive_panics<F: Future>(
     stop: &CancellationToken,
     mut work: impl FnMut() -> F,
 ) -> Option<F::Output> {
-    let mut retry = Backoff::new(FIRST_DELAY, MAX_DELAY);
+    let mut delay = FIRST_DELAY;
     loop {
         let began = tokio::time::Instant::now();
         // What makes the work may panic as well as the work.
@@ -30,14 +29,14 @@ pub async fn outlive_panics<F: Future>(
             return done;
         }
         if began.elapsed() >= STABLE_AFTER {
-            retry.reset();
+            delay = FIRST_DELAY;
         }
-        let delay = retry.next_delay();
         tracing::error!(worker, object, ?delay, "work panicked and begins anew");
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = stop.cancelled() => return None,
         }
+        delay = (delay * 2).min(MAX_DELAY);
     }
 }
 
