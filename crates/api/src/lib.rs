@@ -52,3 +52,6 @@ pub mod zpages;
 pub use gvk::{GroupKind, GroupResource, Gvk, Gvr};
 pub use status::Status;
 pub use user::UserInfo;
+
+/// Header of an answer that the API server passed on from an aggregated one. The API server alone says so, whatever the other one says.
+pub const AGGREGATED_HEADER: &str = "x-cox-aggregated";

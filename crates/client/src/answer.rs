@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use http::Response;
 use http_body_util::BodyExt;
 
+use crate::room::Room;
 use crate::{Body, BoxError};
 
 /// Of an answer that is about one thing.
@@ -20,17 +21,21 @@ const MAX_FAILURE: usize = 4 << 20;
 
 /// An answer about one object, or some other text.
 pub(crate) async fn read_one(body: Body) -> Result<Bytes, BoxError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_OBJECT)).await?
+    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_OBJECT, &mut Room::default())).await?
 }
 
 /// What is said of a failure.
 pub(crate) async fn read_failure(body: Body) -> Result<Bytes, BoxError> {
-    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_FAILURE)).await?
+    tokio::time::timeout(ANSWER_TIMEOUT, read(body, MAX_FAILURE, &mut Room::default())).await?
 }
 
-/// A list, which is as long as there are objects.
-pub(crate) async fn read_list(body: Body) -> Result<Bytes, BoxError> {
-    read(body, usize::MAX).await
+/// A list, which is as long as there are objects; of an aggregated API server, as long as there is room for it.
+pub(crate) async fn read_list(body: Body, room: &mut Room) -> Result<Bytes, BoxError> {
+    match room.is_bounded() {
+        // Upstream's API server passes on no more of an answer after this time.
+        true => tokio::time::timeout(ANSWER_TIMEOUT, read(body, usize::MAX, room)).await?,
+        false => read(body, usize::MAX, room).await,
+    }
 }
 
 /// Reads an answer that nobody needs to its end. Dropped before it, its stream is reset under the server, and a connection
@@ -44,17 +49,18 @@ pub(crate) async fn read_out(response: Response<Body>) {
 
 /// For who knows best how long an answer may be.
 pub fn read_at_most(body: Body, most: usize) -> BoxFuture<'static, Result<Bytes, BoxError>> {
-    Box::pin(read(body, most))
+    Box::pin(async move { read(body, most, &mut Room::default()).await })
 }
 
 /// Nearly every answer is one piece, which is not copied.
-async fn read(mut body: Body, most: usize) -> Result<Bytes, BoxError> {
+async fn read(mut body: Body, most: usize, room: &mut Room) -> Result<Bytes, BoxError> {
     let (mut first, mut all) = (Bytes::new(), Vec::new());
     while let Some(frame) = tokio::time::timeout(PIECE_TIMEOUT, body.frame()).await? {
         let Ok(piece) = frame?.into_data() else { continue };
         if first.len().max(all.len()).saturating_add(piece.len()) > most {
             return Err(too_long(most));
         }
+        room.take(piece.len())?;
         if first.is_empty() {
             first = piece;
             continue;
@@ -90,7 +96,7 @@ mod tests {
         for (sent, expected) in [(&[][..], ""), (&["a"], "a"), (&["", "a", "", "bc", "d"], "abcd")] {
             let body = || StreamBody::new(pieces(sent)).boxed_unsync();
             assert_eq!(read_one(body()).await.unwrap(), expected.as_bytes(), "{sent:?}");
-            assert_eq!(read_list(body()).await.unwrap(), expected.as_bytes(), "{sent:?}");
+            assert_eq!(read_list(body(), &mut Room::default()).await.unwrap(), expected.as_bytes(), "{sent:?}");
         }
     }
 
@@ -98,7 +104,7 @@ mod tests {
     async fn an_answer_that_does_not_end_is_given_up() {
         let silent = || StreamBody::new(pieces(&["{"]).chain(stream::pending())).boxed_unsync();
         assert!(read_one(silent()).await.is_err() && read_failure(silent()).await.is_err());
-        assert!(read_list(silent()).await.is_err());
+        assert!(read_list(silent(), &mut Room::default()).await.is_err());
         read_out(Response::new(silent())).await;
         let slow = stream::unfold((), |()| async {
             tokio::time::sleep(Duration::from_secs(10)).await;

@@ -1,6 +1,7 @@
 //! The verbs of one resource: `Api<Pod>` for types the code reasons about, `Api<Value>` for any other.
 
 use std::any::TypeId;
+use std::time::Duration;
 
 use api::read::{Fields, Read, Reader};
 use bytes::Bytes;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::{read_list, read_one, read_out};
 use crate::params::{Query, percent_encode};
+use crate::room::Room;
 use crate::{Client, DeleteParams, Error, ListParams, Patch, WatchStream, WriteParams};
 
 /// Any built-in object type with ordinary metadata. What can be encoded as well can be created and updated.
@@ -72,15 +74,15 @@ impl<K: Read> Read for List<K> {
 
 /// What the pages of a list are read into.
 pub(crate) trait Pages: Send {
-    /// Reads one more page.
-    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta>;
+    /// Reads one more page; objects that take much more memory than text take some of the room.
+    fn add(&mut self, page: &[u8], room: &mut Room) -> serde_json::Result<ListMeta>;
 
     /// Forgets the pages that were read: the list begins again.
     fn forget(&mut self);
 }
 
 impl<K: Read + Send> Pages for Vec<K> {
-    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta> {
+    fn add(&mut self, page: &[u8], _: &mut Room) -> serde_json::Result<ListMeta> {
         let List { metadata, items } = api::read::from_slice::<List<K>>(page)?;
         self.extend(items);
         Ok(metadata)
@@ -113,6 +115,9 @@ impl Written {
 }
 
 const JSON: &str = "application/json";
+
+/// For all pages of a list of an aggregated API server, which may well be slow and have any number of them.
+const PAGES_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Namespace and name of an object, as far as it has them.
 pub(crate) type Named<'a> = (Option<&'a str>, Option<&'a str>);
@@ -209,7 +214,8 @@ impl<K: Read> Api<K> {
     }
 
     pub async fn list(&self, params: &ListParams) -> Result<List<K>, Error> {
-        self.collection.list(params).await?.decode()
+        let mut room = Room::default();
+        self.collection.list(params, &mut room).await?.decode()
     }
 
     /// All objects, page by page, as one list at one resource version. When the server has forgotten that version before the last
@@ -219,13 +225,13 @@ impl<K: Read> Api<K> {
         K: Send,
     {
         let mut items = Vec::new();
-        let metadata = self.collection.list_all(params, page, &mut items).await?;
+        let metadata = self.collection.list_all(params, page, &mut items, &mut Room::default()).await?;
         Ok(List { metadata, items })
     }
 
     /// Events after `resource_version` (empty: from now, beginning with what exists).
     pub async fn watch(&self, params: &ListParams, resource_version: &str) -> Result<WatchStream<K>, Error> {
-        self.collection.watch(params, resource_version).await.map(WatchStream::new)
+        self.collection.watch(params, resource_version).await.map(|answer| WatchStream::new(answer.into_body()))
     }
 
     pub async fn create(&self, object: &K) -> Result<K, Error>
@@ -368,39 +374,47 @@ impl Collection {
         self.send(method, uri, self.accept.0, content_type, body.unwrap_or_default())
     }
 
-    fn list<'a>(&'a self, params: &ListParams) -> Coming<'a, Answer> {
+    fn list<'a>(&'a self, params: &ListParams, room: &'a mut Room) -> Coming<'a, Answer> {
         let mut query = Query::new(self.own_path(None, None));
         params.query(&mut query);
         let uri = query.finish();
         let request = request(Method::GET, uri.clone(), self.accept.1, None, Bytes::new());
         Box::pin(async move {
             let response = self.client.send_checked(request?).await?;
-            match read_list(response.into_body()).await {
+            room.bound_by(response.headers());
+            match read_list(response.into_body(), room).await {
                 Ok(body) => Ok(Answer { uri, body }),
                 Err(source) => Err(Error::Transport { method: Method::GET, uri, source }),
             }
         })
     }
 
-    /// As [`Api::list_all`]; answers with the metadata of the last page.
+    /// As [`Api::list_all`]; answers with the metadata of the last page. What the pages take stays taken of the room.
     pub(crate) fn list_all<'a>(
         &'a self,
         params: &ListParams,
         page: u32,
         pages: &'a mut dyn Pages,
+        room: &'a mut Room,
     ) -> Coming<'a, ListMeta> {
         let at_once = params.clone();
         let mut params = ListParams { limit: Some(page), ..params.clone() };
         Box::pin(async move {
-            let mut metadata = self.page(&params, pages).await?;
+            let began = tokio::time::Instant::now();
+            let mut metadata = self.page(&params, pages, room).await?;
             while let Some(token) = metadata.continue_.take().filter(|token| !token.is_empty()) {
+                if room.is_bounded() && began.elapsed() >= PAGES_TIMEOUT {
+                    let seconds = PAGES_TIMEOUT.as_secs();
+                    return Err(Error::Timeout { method: Method::GET, uri: self.own_path(None, None), seconds });
+                }
                 params.continue_token = Some(token);
                 params.resource_version = None;
                 params.resource_version_match = None;
-                let next = self.page(&params, pages).await;
+                let next = self.page(&params, pages, room).await;
                 if next.as_ref().is_err_and(Error::is_expired) {
                     pages.forget();
-                    return self.page(&at_once, pages).await;
+                    room.clear();
+                    return self.page(&at_once, pages, room).await;
                 }
                 metadata = next?;
             }
@@ -408,18 +422,24 @@ impl Collection {
         })
     }
 
-    async fn page(&self, params: &ListParams, pages: &mut dyn Pages) -> Result<ListMeta, Error> {
-        let answer = self.list(params).await?;
-        pages.add(&answer.body).map_err(|source| Error::Decode { what: answer.uri, source })
+    async fn page(&self, params: &ListParams, pages: &mut dyn Pages, room: &mut Room) -> Result<ListMeta, Error> {
+        let answer = self.list(params, room).await?;
+        // A page without objects takes some as well: there may be any number of them.
+        let added = room.take_object().and_then(|()| pages.add(&answer.body, room));
+        added.map_err(|source| Error::Decode { what: answer.uri, source })
     }
 
-    pub(crate) fn watch<'a>(&'a self, params: &ListParams, resource_version: &str) -> Coming<'a, crate::Body> {
+    pub(crate) fn watch<'a>(
+        &'a self,
+        params: &ListParams,
+        resource_version: &str,
+    ) -> Coming<'a, http::Response<crate::Body>> {
         let mut query = Query::new(self.own_path(None, None));
         query.pair("watch", "true");
         let resource_version = (!resource_version.is_empty()).then(|| resource_version.to_owned());
         ListParams { resource_version, ..params.clone() }.query(&mut query);
         let request = request(Method::GET, query.finish(), self.accept.0, None, Bytes::new());
-        Box::pin(async move { self.client.send_checked(request?).await.map(http::Response::into_body) })
+        Box::pin(async move { self.client.send_checked(request?).await })
     }
 
     fn patch<'a>(&'a self, name: &str, subresource: Option<&str>, patch: &Patch) -> Coming<'a, Answer> {
@@ -499,7 +519,7 @@ fn encode(body: &impl Serialize) -> Result<Bytes, Error> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use futures_util::{StreamExt, stream};
     use http::Response;
@@ -527,5 +547,31 @@ mod tests {
         let api = Client::in_process(handler, api::UserInfo::default()).namespaced::<ConfigMap>("n");
         api.delete("a", &DeleteParams::default()).await.unwrap();
         assert!(is_read.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn security_pages_without_end_are_an_error() {
+        const OWN_PAGES: usize = 6;
+        for (is_aggregated, padding) in [(false, 1 << 20), (true, 1 << 20), (true, 0)] {
+            let pages = Arc::new(AtomicUsize::default());
+            let handler: crate::Handler = Arc::new(move |_| {
+                let page = pages.fetch_add(1, Ordering::Relaxed) + 1;
+                let next = if is_aggregated || page < OWN_PAGES { "next" } else { "" };
+                let items = if padding == 0 { "" } else { r#"{"metadata":{"name":"a"}}"# };
+                let padding = " ".repeat(padding);
+                let text = format!(r#"{{"metadata":{{"continue":"{next}"}},"items":[{items}]{padding}}}"#);
+                let body = http_body_util::Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync();
+                let mut response = Response::new(body);
+                if is_aggregated {
+                    response.headers_mut().insert(api::AGGREGATED_HEADER, http::HeaderValue::from_static("true"));
+                }
+                Box::pin(async move { response })
+            });
+            let api = Client::in_process(handler, api::UserInfo::default()).namespaced::<ConfigMap>("n");
+            match api.list_all(&ListParams::default(), 1).await {
+                Ok(list) => assert!(!is_aggregated && list.items.len() == OWN_PAGES),
+                Err(error) => assert!(is_aggregated && error.to_string().contains("lists more than"), "{error}"),
+            }
+        }
     }
 }

@@ -24,6 +24,7 @@ mod params;
 pub mod plain_http;
 mod queue;
 pub mod review;
+mod room;
 pub mod serving;
 pub mod signals;
 mod spans;

@@ -99,7 +99,7 @@ impl Lines {
         self.ended = true;
         self.buffer = BytesMut::new();
         self.scanned = 0;
-        Poll::Ready(Some(Err(Error::Transport { method: http::Method::GET, uri: "watch".into(), source })))
+        Poll::Ready(Some(Err(broken(source))))
     }
 
     /// A whole line that was read already.
@@ -150,6 +150,10 @@ pub(crate) enum Undecoded<'a> {
     Modified(Cow<'a, [u8]>),
     Deleted(Cow<'a, [u8]>),
     Bookmark { resource_version: String, initial_events_end: bool },
+}
+
+pub(crate) fn broken(source: BoxError) -> Error {
+    Error::Transport { method: http::Method::GET, uri: "watch".into(), source }
 }
 
 pub(crate) fn failed(source: serde_json::Error) -> Error {

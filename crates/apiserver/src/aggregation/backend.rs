@@ -234,6 +234,7 @@ impl Backend {
             self.connections.keep(sender);
         }
         passage::came_back(&mut answer);
+        answer.headers_mut().insert(api::AGGREGATED_HEADER, HeaderValue::from_static("true"));
         let leads_away = answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION);
         if leads_away && server.config.aggregator_reject_forwarding_redirect {
             let text = "the backend attempted to redirect this request, which is not permitted";

@@ -271,6 +271,10 @@ async fn another_server_is_part_of_this_one_while_it_is_registered() {
     let json_type = "application/json";
     let created = front.request("POST", FLUNDERS, json_type, flunder("one"), "ann", &["dev"]).await;
     assert_eq!(created.status(), 201);
+    // Clients of ours bound what such a server lists, and not what this one does.
+    assert_eq!(created.headers()[api::AGGREGATED_HEADER], "true");
+    let own = front.request("GET", "/api/v1/configmaps", "", Bytes::new(), "ann", &["system:masters"]).await;
+    assert!(own.status() == 200 && !own.headers().contains_key(api::AGGREGATED_HEADER));
     let refused = front.request("POST", FLUNDERS, json_type, flunder("two"), "bob", &[]).await;
     assert_eq!(refused.status(), 403);
     let text = refused.into_body().collect().await.unwrap().to_bytes();

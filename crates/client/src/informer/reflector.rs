@@ -19,6 +19,7 @@ use super::held::{Held, ReadHeld};
 use super::key_of;
 use crate::api_client::Pages;
 use crate::backoff::Backoff;
+use crate::room::Room;
 use crate::watch::{self, Lines, Undecoded};
 use crate::{Error, ListParams, WatchEvent};
 
@@ -37,12 +38,31 @@ fn is_about_watch_lists(error: &Error) -> bool {
 }
 
 /// Where the reflector is between two requests.
+#[derive(Default)]
 struct Progress {
     /// The last version seen, while it can be resumed from.
     resume: Option<String>,
-    watch_list: bool,
+    /// Whether the server showed that it does not answer watch-lists.
+    is_only_listed: bool,
     /// When the last watch was opened; none if it never was.
     opened: Option<Instant>,
+    /// What the objects of the last list have taken, and what events have taken since.
+    _listed: Room,
+    since: Room,
+}
+
+impl Progress {
+    /// What was listed is held now, instead of what was before.
+    fn holds(&mut self, listed: Room) {
+        self.since = listed.another();
+        self._listed = listed;
+    }
+
+    /// Begins with a list again.
+    fn forget(&mut self) {
+        self.resume = None;
+        self.since.clear();
+    }
 }
 
 /// What a watch-list brings, each object once.
@@ -75,8 +95,8 @@ struct Listed {
 }
 
 impl Pages for Listed {
-    fn add(&mut self, page: &[u8]) -> serde_json::Result<ListMeta> {
-        let mut page_of_list = Page { metadata: ListMeta::default(), listed: self };
+    fn add(&mut self, page: &[u8], room: &mut Room) -> serde_json::Result<ListMeta> {
+        let mut page_of_list = Page { metadata: ListMeta::default(), listed: self, room };
         read::from_slice_by(page, |from| from.object(&mut page_of_list))?;
         Ok(page_of_list.metadata)
     }
@@ -89,6 +109,7 @@ impl Pages for Listed {
 struct Page<'a> {
     metadata: ListMeta,
     listed: &'a mut Listed,
+    room: &'a mut Room,
 }
 
 impl Fields for Page<'_> {
@@ -104,8 +125,9 @@ impl Fields for Page<'_> {
                 if from.is_null()? {
                     return Ok(());
                 }
-                let Listed { objects, read } = &mut *self.listed;
+                let Self { listed: Listed { objects, read }, room, .. } = self;
                 from.items(&mut |from| {
+                    room.take_object()?;
                     objects.push(read(from, false)?);
                     Ok(())
                 })
@@ -122,9 +144,14 @@ struct Events {
 }
 
 impl Events {
-    async fn next(&mut self) -> Option<Result<WatchEvent<Arc<Held>>, Error>> {
+    /// The next event, which takes some of the room.
+    async fn next(&mut self, room: &mut Room) -> Option<Result<WatchEvent<Arc<Held>>, Error>> {
         let line = poll_fn(|context| self.lines.poll_line(context)).await?;
-        Some(line.and_then(|line| self.event(&line)))
+        Some(line.and_then(|line| {
+            room.take(line.len()).map_err(watch::broken)?;
+            room.take_object().map_err(watch::failed)?;
+            self.event(&line)
+        }))
     }
 
     fn event(&self, line: &[u8]) -> Result<WatchEvent<Arc<Held>>, Error> {
@@ -152,7 +179,7 @@ impl Erased {
 
     async fn follow_until(&self, stop: CancellationToken) {
         let kind = self.kind.name;
-        let mut progress = Progress { resume: None, watch_list: true, opened: None };
+        let mut progress = Progress::default();
         let mut backoff = Backoff::new(Duration::from_millis(800), Duration::from_secs(30)).with_jitter(1.0);
         loop {
             let began = Instant::now();
@@ -173,7 +200,9 @@ impl Erased {
                         continue;
                     }
                 }
-                Err(error) => tracing::warn!(kind, %error, "watch failed: retrying"),
+                Err(error) => {
+                    tracing::warn!(kind, resource = self.collection.plural(), %error, "watch failed: retrying");
+                }
             }
             if progress.opened.take().is_some_and(|opened| opened.elapsed() >= LONG_WATCH) {
                 backoff.reset();
@@ -188,18 +217,23 @@ impl Erased {
     /// One watch, preceded by a list if there is nothing to resume from.
     async fn follow_once(&self, progress: &mut Progress) -> Result<(), Error> {
         let mut events = match &progress.resume {
-            Some(version) => self.watch_from(version).await?,
-            None if progress.watch_list => match self.watch_list(progress).await? {
+            Some(version) => self.watch_from(version, &mut progress.since).await?,
+            None if !progress.is_only_listed => match self.watch_list(progress).await? {
                 Some(events) => events,
                 None => {
-                    progress.watch_list = false;
+                    progress.is_only_listed = true;
                     self.list_then_watch(progress).await?
                 }
             },
             None => self.list_then_watch(progress).await?,
         };
         progress.opened = Some(Instant::now());
-        while let Some(event) = events.next().await {
+        while let Some(event) = events.next(&mut progress.since).await {
+            if progress.since.is_full() {
+                // What is held has grown as much, or only changed often: a list shows which.
+                progress.forget();
+                return Ok(());
+            }
             let version = match event? {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     let version = object.object_meta().resource_version.clone();
@@ -217,6 +251,9 @@ impl Erased {
                 progress.resume = version;
             }
         }
+        if progress.since.is_crowded() {
+            progress.forget();
+        }
         Ok(())
     }
 
@@ -227,14 +264,15 @@ impl Erased {
             resource_version_match: Some("NotOlderThan".into()),
             ..self.watch_params()
         };
+        let mut room = Room::default();
         let mut events = match self.collection.watch(&params, "").await {
-            Ok(body) => self.events(body),
+            Ok(answer) => self.events(answer, &mut room),
             Err(error) if is_about_watch_lists(&error) => return Ok(None),
             Err(error) => return Err(error),
         };
         let mut initial = Initial::default();
         loop {
-            match tokio::time::timeout(WATCH_LIST_TIMEOUT, events.next()).await {
+            match tokio::time::timeout(WATCH_LIST_TIMEOUT, events.next(&mut room)).await {
                 Err(_) | Ok(None) => return Ok(None),
                 Ok(Some(Err(error))) if is_about_watch_lists(&error) => return Ok(None),
                 Ok(Some(event)) => match event? {
@@ -242,6 +280,7 @@ impl Erased {
                     WatchEvent::Deleted(object) => initial.remove(&*object),
                     WatchEvent::Bookmark { resource_version, initial_events_end: true } => {
                         self.replace(initial.objects.into_iter().flatten().collect());
+                        progress.holds(room);
                         progress.resume = Some(resource_version);
                         return Ok(Some(events));
                     }
@@ -253,20 +292,23 @@ impl Erased {
 
     async fn list_then_watch(&self, progress: &mut Progress) -> Result<Events, Error> {
         let mut listed = Listed { objects: Vec::new(), read: self.kind.read };
-        let metadata = self.collection.list_all(&self.params, PAGE, &mut listed).await?;
+        let mut room = Room::default();
+        let metadata = self.collection.list_all(&self.params, PAGE, &mut listed, &mut room).await?;
         let version = metadata.resource_version.unwrap_or_default();
         self.replace(listed.objects);
-        let events = self.watch_from(&version).await;
+        progress.holds(room);
+        let events = self.watch_from(&version, &mut progress.since).await;
         progress.resume = Some(version);
         events
     }
 
-    async fn watch_from(&self, version: &str) -> Result<Events, Error> {
-        self.collection.watch(&self.watch_params(), version).await.map(|body| self.events(body))
+    async fn watch_from(&self, version: &str, room: &mut Room) -> Result<Events, Error> {
+        self.collection.watch(&self.watch_params(), version).await.map(|answer| self.events(answer, room))
     }
 
-    fn events(&self, body: crate::Body) -> Events {
-        Events { lines: Lines::new(body), read: self.kind.read }
+    fn events(&self, answer: http::Response<crate::Body>, room: &mut Room) -> Events {
+        room.bound_by(answer.headers());
+        Events { lines: Lines::new(answer.into_body()), read: self.kind.read }
     }
 
     /// The server ends each watch after five to ten minutes, so that connections spread over servers.
@@ -446,6 +488,37 @@ mod tests {
         assert_eq!(asked, ["watch-list", "list", "watch 5", "list", "watch 8"]);
         assert_eq!(told.iter().filter(|told| told.ends_with('a')).count(), 2, "{told:?}");
         assert_eq!(told[2..], ["-a", "~b", "+c"]);
+    }
+
+    /// An aggregated server may send events for ever, before it says that these are all objects and after that.
+    #[tokio::test(start_paused = true)]
+    async fn security_events_without_end_are_not_held() {
+        for (first, has_objects) in [(Vec::new(), false), (vec![event("ADDED", map("a", "1")), bookmark("5")], true)] {
+            let (asked, done) = (Arc::new(Mutex::new(Vec::new())), CancellationToken::new());
+            let (requests, over) = (asked.clone(), done.clone());
+            let handler: crate::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+                requests.lock().push(request.uri().query().is_some_and(|query| query.contains("sendInitialEvents")));
+                let (is_over, over) = (requests.lock().len() == 2, over.clone());
+                let endless = (0_u64..).map(|number| event("ADDED", map(&number.to_string(), "6")));
+                let frame = |event: Value| http_body::Frame::data(bytes::Bytes::from(format!("{event}\n")));
+                let frames = first.clone().into_iter().chain(endless).map(move |event| Ok::<_, BoxError>(frame(event)));
+                let body: Body = StreamBody::new(futures_util::stream::iter(frames)).boxed_unsync();
+                let answer = Response::builder().header(api::AGGREGATED_HEADER, "true").body(body).unwrap();
+                Box::pin(async move {
+                    if is_over {
+                        over.cancel();
+                        std::future::pending::<()>().await;
+                    }
+                    answer
+                })
+            });
+            let client = Client::in_process(handler, api::UserInfo::default());
+            let informer: Informer<ConfigMap> = Informer::new(client.all(), ListParams::default());
+            informer.run(done).await;
+            assert_eq!(*asked.lock(), [true, true], "everything is listed anew");
+            assert_eq!((informer.has_synced(), informer.is_empty()), (has_objects, !has_objects));
+            assert!(informer.len() < 10_000, "{}", informer.len());
+        }
     }
 
     #[tokio::test(start_paused = true)]
