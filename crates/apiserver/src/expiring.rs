@@ -12,6 +12,8 @@ const CAPACITY: usize = 8192;
 /// What is asked is not remembered if it is longer than this: who asks chooses how long (upstream's
 /// `maxControlledAttrCacheSize`).
 const MAX_QUESTION: usize = 10_000;
+/// Nor is an answer whose texts are longer: a webhook chooses how much it says.
+const MAX_ANSWER: usize = 10_000;
 
 pub(crate) struct Expiring<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
@@ -44,9 +46,9 @@ impl<K: Hash + Eq + Clone, V: Clone> Expiring<K, V> {
 }
 
 impl<V: Clone> Expiring<String, V> {
-    /// Keeps what was answered to a question for `life`, unless the question is too long.
-    pub(crate) fn remember(&self, question: String, answer: V, life: Duration) {
-        if question.len() <= MAX_QUESTION {
+    /// Keeps what was answered to a question for `life`, unless the question is too long, or `length`, that of the answer's texts.
+    pub(crate) fn remember(&self, question: String, answer: V, length: usize, life: Duration) {
+        if question.len() <= MAX_QUESTION && length <= MAX_ANSWER {
             self.put(question, answer, life);
         }
     }
@@ -70,11 +72,15 @@ mod tests {
     }
 
     #[test]
-    fn security_long_questions_are_not_remembered() {
-        let map = Expiring::new();
-        for (length, is_remembered) in [(MAX_QUESTION, true), (MAX_QUESTION + 1, false)] {
-            let question = "x".repeat(length);
-            map.remember(question.clone(), "yes", Duration::from_secs(60));
+    fn security_long_questions_and_answers_are_not_remembered() {
+        for (question, answer, is_remembered) in [
+            (MAX_QUESTION, MAX_ANSWER, true),
+            (MAX_QUESTION + 1, MAX_ANSWER, false),
+            (MAX_QUESTION, MAX_ANSWER + 1, false),
+        ] {
+            let map = Expiring::new();
+            let (question, answer) = ("x".repeat(question), "y".repeat(answer));
+            map.remember(question.clone(), answer.clone(), answer.len(), Duration::from_secs(60));
             assert_eq!(map.get(&question).is_some(), is_remembered);
         }
     }

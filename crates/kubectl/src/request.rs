@@ -7,7 +7,7 @@ use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::Body;
 use http::{HeaderMap, Method, StatusCode};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Collected};
 use serde_json::Value;
 
 use crate::context::Context;
@@ -50,6 +50,9 @@ impl Answer {
 
 pub(crate) const TABLE: &str =
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json";
+
+/// Bytes of an answer that is a failure.
+const MAX_FAILURE: usize = 4 << 20;
 
 /// A name that somebody gave, as one segment of a path; refused in client-go's words if it cannot be one.
 pub(crate) fn name_segment(name: &str) -> Result<String> {
@@ -158,7 +161,7 @@ impl Request {
         let (method, path, keep) = (self.method.clone(), self.path_and_query(), self.keep);
         let work = async {
             let (status, body) = self.open(cx).await?;
-            let body = collect(body).await?;
+            let body = collect(status, body).await?;
             trace_body(cx, "Response Body", &body);
             Ok::<_, Failure>((status, body))
         };
@@ -189,7 +192,7 @@ impl Request {
         let (method, path) = (self.method.clone(), self.path_and_query());
         let (status, body) = self.streaming().open(cx).await?;
         if !status.is_success() {
-            let body = collect(body).await?;
+            let body = collect(status, body).await?;
             return Err(status_failure(&method, &path, status, &body));
         }
         Ok(body)
@@ -241,9 +244,14 @@ impl Request {
     }
 }
 
-async fn collect(body: Body) -> Result<Bytes> {
-    match body.collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
+/// What was asked for is as long as it is; a failure has little to say.
+async fn collect(status: StatusCode, body: Body) -> Result<Bytes> {
+    let collected = match status.is_success() {
+        true => body.collect().await.map(Collected::to_bytes),
+        false => client::read_at_most(body, MAX_FAILURE).await,
+    };
+    match collected {
+        Ok(body) => Ok(body),
         Err(e) => Err(Failure::message(format!("{BROKEN_ANSWER} Please retry. Original error: {e}"))),
     }
 }
@@ -473,6 +481,20 @@ mod tests {
     fn queries_escape_and_sort() {
         let r = Request::get("/api/v1/pods").query("labelSelector", "a=b,c in (d)").query("fieldSelector", "x=y");
         assert_eq!(r.path_and_query(), "/api/v1/pods?fieldSelector=x%3Dy&labelSelector=a%3Db%2Cc+in+%28d%29");
+    }
+
+    #[tokio::test]
+    async fn a_failure_without_end_is_cut_off() {
+        let body = |length: usize| {
+            http_body_util::Full::new(Bytes::from(vec![b' '; length])).map_err(|never| match never {}).boxed_unsync()
+        };
+        for (status, length, is_read) in [
+            (StatusCode::OK, MAX_FAILURE + 1, true),
+            (StatusCode::BAD_GATEWAY, MAX_FAILURE, true),
+            (StatusCode::BAD_GATEWAY, MAX_FAILURE + 1, false),
+        ] {
+            assert_eq!(collect(status, body(length)).await.is_ok(), is_read, "{status} {length}");
+        }
     }
 
     #[test]

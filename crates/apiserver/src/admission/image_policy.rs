@@ -39,6 +39,13 @@ struct Verdict {
     audit_annotations: BTreeMap<String, String>,
 }
 
+impl Verdict {
+    /// Of its texts.
+    fn length(&self) -> usize {
+        self.audit_annotations.iter().fold(self.reason.len(), |length, (key, value)| length + key.len() + value.len())
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct File {
@@ -93,7 +100,7 @@ impl ImagePolicyWebhook {
                 match verdict {
                     Ok(verdict) => {
                         let life = if verdict.allowed { self.allow_life } else { self.deny_life };
-                        self.verdicts.remember(key, verdict.clone(), life);
+                        self.verdicts.remember(key, verdict.clone(), verdict.length(), life);
                         verdict
                     }
                     Err(problem) if self.default_allow => {

@@ -59,11 +59,11 @@ impl Webhook {
             Some(known) => known,
             None => match self.ask(spec).await {
                 Ok(answer) => {
-                    let life = match &answer {
-                        Answer::Allow(_) => self.config.authorized_ttl,
-                        Answer::Deny(_) | Answer::NoOpinion(_) => self.config.unauthorized_ttl,
+                    let (reason, life) = match &answer {
+                        Answer::Allow(reason) => (reason, self.config.authorized_ttl),
+                        Answer::Deny(reason) | Answer::NoOpinion(reason) => (reason, self.config.unauthorized_ttl),
                     };
-                    self.cache.remember(key, answer.clone(), life);
+                    self.cache.remember(key, answer.clone(), reason.len(), life);
                     answer
                 }
                 Err(error) => return self.failed(&error),
