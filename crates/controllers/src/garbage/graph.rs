@@ -34,6 +34,14 @@ pub(super) struct Place {
     pub(super) name: String,
 }
 
+impl Place {
+    /// Whether one object is found in both, in whichever versions.
+    pub(super) fn is(&self, other: &Place) -> bool {
+        (&self.gvr.group, &self.gvr.resource) == (&other.gvr.group, &other.gvr.resource)
+            && (&self.namespace, &self.name) == (&other.namespace, &other.name)
+    }
+}
+
 /// How a dependent calls its owner, and from which namespace.
 pub(super) type Reference = (OwnerReference, Option<String>);
 
@@ -232,7 +240,7 @@ impl Graph {
 }
 
 /// References do not cross namespaces: one that points to an object elsewhere points to nothing.
-pub(super) fn same_place(node: &Node, owner: &OwnerReference, namespace: Option<&String>) -> bool {
+fn same_place(node: &Node, owner: &OwnerReference, namespace: Option<&String>) -> bool {
     node.place.as_ref().is_none_or(|place| {
         place.name == owner.name && (place.namespace.is_none() || place.namespace.as_ref() == namespace)
     })

@@ -3,6 +3,8 @@
 //! Flow: the metadata of every deletable resource (found by discovery, and again whenever a CRD or API service changes), from the
 //! manager's informer where there is one and else by a watch of metadata alone -> `graph` -> work queue -> live reads, deletes and patches.
 //! Invariant: nothing is deleted on the word of a cache. The object and any owner not in the graph are read from the server first.
+//! Invariant: of an owner, only what was seen where the reference leads counts. An aggregated API server may show objects with the
+//! uids of any others.
 
 mod graph;
 
@@ -29,7 +31,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use graph::{FOREGROUND, Graph, ORPHAN, Place, Work, same_place};
+use graph::{FOREGROUND, Graph, Node, ORPHAN, Place, Work};
 
 /// Ask the server again which resources there are.
 const DISCOVER: &str = "discover";
@@ -257,18 +259,16 @@ impl Controller {
             let Some(place) = graph.get(uid).and_then(|node| node.place.clone()) else { return Ok(Requeue::Never) };
             (place, graph.dependents(uid))
         };
-        let cut_loose = |dependent: Place| async move {
-            let Some(live) = self.read(&dependent).await? else { return Ok(()) };
-            let owners = live.metadata.owner_references.clone().unwrap_or_default();
-            let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
-            if kept.len() != owners.len() {
-                self.patch_owners(&dependent, &live, &kept).await?;
+        let owner = &place;
+        let orphan = |dependent: Place| async move {
+            match self.read(&dependent).await? {
+                Some(live) => self.cut_loose(&dependent, &live, uid, owner).await,
+                None => Ok(()),
             }
-            Ok::<_, Error>(())
         };
-        stream::iter(dependents.into_iter().map(Ok)).try_for_each_concurrent(PARALLEL, cut_loose).await?;
+        stream::iter(dependents.into_iter().map(Ok)).try_for_each_concurrent(PARALLEL, orphan).await?;
         if let Some(namespace) = &place.namespace {
-            self.orphan_unseen(uid, namespace).await?;
+            self.orphan_unseen(uid, &place, namespace).await?;
         }
         if let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) {
             self.remove_finalizer(&place, &live, ORPHAN).await?;
@@ -277,7 +277,7 @@ impl Controller {
     }
 
     /// Cuts loose what the watches have not shown yet: it would be taken for garbage once its owner is gone.
-    async fn orphan_unseen(&self, uid: &str, namespace: &str) -> Result<(), Error> {
+    async fn orphan_unseen(&self, uid: &str, owner: &Place, namespace: &str) -> Result<(), Error> {
         let kinds: Vec<Gvr> = {
             let resources = self.resources.lock();
             let kept = resources.iter().filter(|resource| resource.namespaced && is_collected(resource));
@@ -291,30 +291,40 @@ impl Controller {
                 Err(error) if !error.is_retriable() || matches!(error.code(), Some(502..=504)) => continue,
                 Err(error) => return Err(error.into()),
             };
+            let gvr = Arc::new(gvr);
             for live in found.items {
-                let owners = live.metadata.owner_references.clone().unwrap_or_default();
-                let kept: Vec<_> = owners.iter().filter(|owner| owner.uid != uid).cloned().collect();
-                if kept.len() != owners.len() {
-                    let name = live.metadata.name().to_owned();
-                    let place = Place { gvr: Arc::new(gvr.clone()), namespace: Some(namespace.to_owned()), name };
-                    self.patch_owners(&place, &live, &kept).await?;
-                }
+                let name = live.metadata.name().to_owned();
+                let place = Place { gvr: gvr.clone(), namespace: Some(namespace.to_owned()), name };
+                self.cut_loose(&place, &live, uid, owner).await?;
             }
         }
         Ok(())
     }
 
-    async fn state_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Result<OwnerState, Error> {
-        let known = self.graph.lock().get(&owner.uid).filter(|node| node.place.is_some()).map(|node| match node {
-            node if !same_place(node, owner, namespace) => OwnerState::Gone,
-            node if node.waits_for_dependents => OwnerState::Waiting,
-            _ => OwnerState::Solid,
-        });
-        if let Some(state) = known {
-            return Ok(state);
+    /// Takes an owner from an object, if it is one of its owners.
+    async fn cut_loose(&self, dependent: &Place, live: &PartialObject, uid: &str, owner: &Place) -> Result<(), Error> {
+        let leads_there = |reference: &OwnerReference| {
+            let place = || self.place_of(reference, live.metadata.namespace.as_ref());
+            reference.uid == uid && place().is_none_or(|place| place.is(owner))
+        };
+        let owners = live.metadata.owner_references.clone().unwrap_or_default();
+        let kept: Vec<_> = owners.iter().filter(|reference| !leads_there(reference)).cloned().collect();
+        if kept.len() != owners.len() {
+            self.patch_owners(dependent, live, &kept).await?;
         }
+        Ok(())
+    }
+
+    async fn state_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Result<OwnerState, Error> {
         // An owner of a kind that nobody serves: its dependents are kept, the kind may come back.
         let Some(place) = self.place_of(owner, namespace) else { return Ok(OwnerState::Solid) };
+        let seen_there = |node: &&Node| node.place.as_ref().is_some_and(|seen| seen.is(&place));
+        let waits = self.graph.lock().get(&owner.uid).filter(seen_there).map(|node| node.waits_for_dependents);
+        match waits {
+            Some(true) => return Ok(OwnerState::Waiting),
+            Some(false) => return Ok(OwnerState::Solid),
+            None => {}
+        }
         let reference = (owner.uid.clone(), place.clone());
         if self.absent.lock().contains(&reference) {
             return Ok(OwnerState::Gone);
@@ -395,4 +405,104 @@ fn blocks(owner: &OwnerReference) -> bool {
 /// Events are many, short-lived and own nothing.
 fn is_collected(resource: &ApiResource) -> bool {
     ["delete", "list", "watch"].iter().all(|verb| resource.supports(verb)) && resource.gvr.resource != "events"
+}
+
+#[cfg(test)]
+mod tests {
+    use client::Body;
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::{BodyExt, Full};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use serde_json::Value;
+
+    use super::*;
+
+    const OTHERS: &str = "things.example.com";
+
+    fn resource(group: &'static str, plural: &'static str, kind: &str) -> ApiResource {
+        let verbs = ["delete", "list", "watch"].map(str::to_owned).to_vec();
+        ApiResource { gvr: Gvr::new(group, "v1", plural), kind: kind.to_owned(), namespaced: true, verbs }
+    }
+
+    fn controller(handler: client::Handler) -> Controller {
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let resources = vec![
+            resource(OTHERS, "things", "Thing"),
+            resource("apps", "deployments", "Deployment"),
+            resource("apps", "replicasets", "ReplicaSet"),
+        ];
+        Controller {
+            informers: InformerFactory::new(client.clone()),
+            client,
+            failures: client::metrics::Metrics::default().counter("failures", "", &[]),
+            queue: WorkQueue::new(),
+            graph: Arc::default(),
+            resources: Mutex::new(resources),
+            monitors: Mutex::default(),
+            absent: Mutex::default(),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// A deployment with a replica set.
+    fn deployment() -> Value {
+        json!({ "name": "web", "namespace": "default", "uid": "d" })
+    }
+
+    fn replica_set() -> Value {
+        let owner = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d" });
+        json!({ "name": "web-1", "namespace": "default", "uid": "rs", "ownerReferences": [owner] })
+    }
+
+    /// An object that another server shows: it has the uid and the name of the deployment, and is about to go.
+    fn double(finalizer: &str) -> Value {
+        let deleted = "2026-01-01T00:00:00Z";
+        json!({ "name": "web", "namespace": "default", "uid": "d", "finalizers": [finalizer],
+            "deletionTimestamp": deleted })
+    }
+
+    fn observe(controller: &Controller, group: &'static str, plural: &'static str, metadata: &Value) {
+        let metadata: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
+        controller.graph.lock().observe(&Arc::new(Gvr::new(group, "v1", plural)), &metadata);
+    }
+
+    fn answer(request: &Request<bytes::Bytes>, finalizer: &str) -> Response<Body> {
+        let object = |metadata: Value| json!({ "metadata": metadata });
+        let list = |items: Vec<Value>| json!({ "metadata": {}, "items": items });
+        let (code, body) = match request.uri().path().rsplit_once("/default/").map_or("", |(_, rest)| rest) {
+            "deployments/web" => (StatusCode::OK, object(deployment())),
+            "replicasets/web-1" => (StatusCode::OK, object(replica_set())),
+            "things/web" => (StatusCode::OK, object(double(finalizer))),
+            "replicasets" => (StatusCode::OK, list(vec![object(replica_set())])),
+            "deployments" | "things" => (StatusCode::OK, list(Vec::new())),
+            _ => (StatusCode::NOT_FOUND, json!({})),
+        };
+        let body = Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+        Response::builder().status(code).body(body).unwrap()
+    }
+
+    #[tokio::test]
+    async fn security_an_object_with_the_uid_of_another_is_not_its_dependents_owner() {
+        for finalizer in [FOREGROUND, ORPHAN] {
+            let writes: Arc<Mutex<Vec<String>>> = Arc::default();
+            let seen = writes.clone();
+            let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+                if request.method() != Method::GET {
+                    seen.lock().push(format!("{} {}", request.method(), request.uri().path()));
+                }
+                let response = answer(&request, finalizer);
+                Box::pin(async move { response })
+            });
+            let controller = controller(handler);
+            observe(&controller, "apps", "deployments", &deployment());
+            observe(&controller, "apps", "replicasets", &replica_set());
+            observe(&controller, OTHERS, "things", &double(finalizer));
+            for key in ["check/rs", "check/d", "orphan/d"] {
+                assert!(controller.reconcile(key).await.is_ok(), "{key}");
+            }
+            let elsewhere = |write: &String| write.contains(OTHERS);
+            assert!(writes.lock().iter().all(elsewhere), "{finalizer}: {:?}", writes.lock());
+        }
+    }
 }
