@@ -22,6 +22,9 @@ const FINALIZER: &str = "kubernetes";
 /// Content that waits for its own finalizers or grace periods is looked at again after this.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// All of one kind that a namespace has is deleted within this time, or later.
+const KIND_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// Not on its way out.
 pub(crate) fn is_active(namespace: &Namespace) -> bool {
     namespace.metadata.deletion_timestamp.is_none()
@@ -123,8 +126,16 @@ impl Controller {
             .filter(|resource| resource.namespaced && resource.supports("delete") && resource.supports("list"))
             .collect();
         resources.compact_sort_by_key(|resource| !is_pods(resource));
+        let mut silent: Vec<String> = Vec::new();
         for resource in &resources {
-            self.delete_all(namespace, resource, &mut remains).await;
+            let group = resource.gvr.url_prefix();
+            // A server that does not answer is asked once: with each of its kinds all other namespaces wait as long.
+            if silent.contains(&group) {
+                continue;
+            }
+            if !self.delete_all(namespace, resource, &mut remains).await {
+                silent.push(group);
+            }
             let waits =
                 is_pods(resource) && (!remains.resources.is_empty() || !self.pods.by_namespace(namespace).is_empty());
             if waits {
@@ -137,7 +148,8 @@ impl Controller {
         Ok(remains)
     }
 
-    async fn delete_all(&self, namespace: &str, resource: &ApiResource, remains: &mut Remains) {
+    /// Returns whether the server answered.
+    async fn delete_all(&self, namespace: &str, resource: &ApiResource, remains: &mut Remains) -> bool {
         let api = self.client.metadata(&resource.gvr, Some(namespace));
         let what = format!("{}.{}", resource.gvr.resource, resource.gvr.group);
         let result = async {
@@ -157,18 +169,26 @@ impl Controller {
             }
             api.list(&ListParams::default()).await
         };
-        match result.await {
-            Ok(list) if list.items.is_empty() => {}
-            Ok(list) => {
+        match tokio::time::timeout(KIND_TIMEOUT, result).await {
+            Err(_) => {
+                remains.content_failures.push(format!("{what}: not deleted within {} s", KIND_TIMEOUT.as_secs()));
+                return false;
+            }
+            Ok(Ok(list)) if list.items.is_empty() => {}
+            Ok(Ok(list)) => {
                 for finalizer in list.items.iter().flat_map(|object| object.metadata.finalizers.iter().flatten()) {
                     *remains.finalizers.entry(finalizer.clone()).or_default() += 1;
                 }
                 remains.resources.push(format!("{what} has {} resource instances", list.items.len()));
             }
             // A kind that went away while we looked has no objects.
-            Err(error) if error.is_not_found() || error.code() == Some(405) => {}
-            Err(error) => remains.content_failures.push(format!("{what}: {error}")),
+            Ok(Err(error)) if error.is_not_found() || error.code() == Some(405) => {}
+            Ok(Err(error)) => {
+                remains.content_failures.push(format!("{what}: {error}"));
+                return !matches!(error, client::Error::Transport { .. } | client::Error::Timeout { .. });
+            }
         }
+        true
     }
 }
 
@@ -301,6 +321,45 @@ mod tests {
         assert!(matches!(controller.sync("n").await, Ok(Requeue::Never)));
         assert_eq!(*deletes.lock(), Vec::<String>::new());
         stop.cancel();
+    }
+
+    /// What discovery and lists say of config maps, and of a group with three kinds whose server only answers discovery.
+    async fn half_silent(path: String) -> Response<Body> {
+        let kind = |name: &str| json!({"name": name, "singularName": "", "namespaced": true, "kind": name,
+            "verbs": ["delete", "deletecollection", "list"]});
+        let version = json!({"groupVersion": "silent.example.com/v1", "version": "v1"});
+        let body = match path.as_str() {
+            "/apis" => json!({"groups": [{"name": "silent.example.com", "versions": [version]}]}),
+            "/api/v1" => json!({"groupVersion": "v1", "resources": [kind("configmaps")]}),
+            "/apis/silent.example.com/v1" => {
+                json!({"groupVersion": "silent.example.com/v1", "resources": [kind("a"), kind("b"), kind("c")]})
+            }
+            "/api/v1/namespaces/n/configmaps" => json!({"metadata": {}, "items": [{"metadata": {"name": "one"}}]}),
+            _ => std::future::pending().await,
+        };
+        Response::new(Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_silent_server_is_asked_once_for_a_namespace() {
+        let asked: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = asked.clone();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            let path = request.uri().path().to_owned();
+            if path.contains("/namespaces/") {
+                seen.lock().push(format!("{} {path}", request.method()));
+            }
+            Box::pin(half_silent(path))
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informers = InformerFactory::new(client.clone());
+        let (namespaces, pods) = (informers.informer(), informers.informer());
+        let controller = Controller { client, clock: Clock::default(), namespaces, pods };
+        let remains = controller.delete_content("n").await.unwrap();
+        assert_eq!((remains.resources.len(), remains.content_failures.len()), (1, 1), "{remains:?}");
+        let maps = "/api/v1/namespaces/n/configmaps";
+        let silent = "GET /apis/silent.example.com/v1/namespaces/n/a".to_owned();
+        assert_eq!(*asked.lock(), [format!("GET {maps}"), format!("DELETE {maps}"), format!("GET {maps}"), silent]);
     }
 
     #[test]

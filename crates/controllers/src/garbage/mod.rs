@@ -43,6 +43,8 @@ const PAGE: u32 = 500;
 const ABSENT: usize = 64;
 /// Discovery answers a moment after a CRD is established.
 const DISCOVERY_DELAY: Duration = Duration::from_millis(500);
+/// For the list of what a namespace has of a kind of an aggregated API server.
+const AGGREGATED_LIST_TIMEOUT: Duration = Duration::from_secs(30);
 /// After which an owner that exists but was not seen is looked up again.
 const OWNER_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -52,6 +54,7 @@ struct Controller {
     informers: InformerFactory,
     /// How often the server could not say which resources there are.
     failures: Counter,
+    services: Informer<APIService>,
     queue: WorkQueue<String>,
     graph: Arc<Mutex<Graph>>,
     resources: Mutex<Vec<ApiResource>>,
@@ -71,7 +74,7 @@ impl Drop for Controller {
 
 pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
     context.on::<CustomResourceDefinition, _>(|_| [DISCOVER.to_owned()]);
-    context.on::<APIService, _>(|event| match event {
+    let services = context.on::<APIService, _>(|event| match event {
         // What a server behind the API server offers can be asked once it is there.
         Event::Modified { old, new } if is_available(old) == is_available(new) => None,
         _ => Some(DISCOVER.to_owned()),
@@ -85,6 +88,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
             "Number of garbage collector resources sync errors",
             &[],
         ),
+        services,
         queue: context.queue.clone(),
         graph: Arc::default(),
         resources: Mutex::default(),
@@ -283,13 +287,30 @@ impl Controller {
             let kept = resources.iter().filter(|resource| resource.namespaced && is_collected(resource));
             kept.map(|resource| resource.gvr.clone()).collect()
         };
+        let mut silent: Vec<String> = Vec::new();
         for gvr in kinds {
-            let api = self.client.metadata(&gvr, Some(namespace));
-            let found = match api.list_all(&ListParams::default(), PAGE).await {
-                Ok(found) => found,
+            let (group, is_aggregated) = (gvr.url_prefix(), self.is_aggregated(&gvr));
+            if silent.contains(&group) {
+                continue;
+            }
+            let (api, params) = (self.client.metadata(&gvr, Some(namespace)), ListParams::default());
+            let listing = api.list_all(&params, PAGE);
+            let found = match is_aggregated {
+                true => tokio::time::timeout(AGGREGATED_LIST_TIMEOUT, listing).await.ok(),
+                false => Some(listing.await),
+            };
+            let found = match found {
+                Some(Ok(found)) => found,
                 // What a server had that is gone, its watch has shown. One that is only busy may have more.
-                Err(error) if !error.is_retriable() || matches!(error.code(), Some(502..=504)) => continue,
-                Err(error) => return Err(error.into()),
+                Some(Err(error)) if !error.is_retriable() || matches!(error.code(), Some(502..=504)) => continue,
+                Some(Err(error)) if !is_aggregated => return Err(error.into()),
+                // Upstream does not look beyond its watches at all. Otherwise one server would keep all owners.
+                failed => {
+                    let error = failed.and_then(Result::err).map(|error| error.to_string()).unwrap_or_default();
+                    tracing::warn!(%group, %error, "what an owner leaves behind there may be taken for garbage");
+                    silent.push(group);
+                    continue;
+                }
             };
             let gvr = Arc::new(gvr);
             for live in found.items {
@@ -299,6 +320,12 @@ impl Controller {
             }
         }
         Ok(())
+    }
+
+    /// Whether another server has the kind.
+    fn is_aggregated(&self, gvr: &Gvr) -> bool {
+        let registered = self.services.get(&format!("{}.{}", gvr.version, gvr.group));
+        registered.is_some_and(|service| service.spec.as_ref().is_some_and(|spec| spec.service.is_some()))
     }
 
     /// Takes an owner from an object, if it is one of its owners.
@@ -426,6 +453,7 @@ mod tests {
 
     fn controller(handler: client::Handler) -> Controller {
         let client = Client::in_process(handler, api::UserInfo::default());
+        let services = Informer::new(client.all(), ListParams::default());
         let resources = vec![
             resource(OTHERS, "things", "Thing"),
             resource("apps", "deployments", "Deployment"),
@@ -435,6 +463,7 @@ mod tests {
             informers: InformerFactory::new(client.clone()),
             client,
             failures: client::metrics::Metrics::default().counter("failures", "", &[]),
+            services,
             queue: WorkQueue::new(),
             graph: Arc::default(),
             resources: Mutex::new(resources),
@@ -478,6 +507,10 @@ mod tests {
             "deployments" | "things" => (StatusCode::OK, list(Vec::new())),
             _ => (StatusCode::NOT_FOUND, json!({})),
         };
+        whole(code, &body)
+    }
+
+    fn whole(code: StatusCode, body: &Value) -> Response<Body> {
         let body = Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync();
         Response::builder().status(code).body(body).unwrap()
     }
@@ -504,5 +537,45 @@ mod tests {
             let elsewhere = |write: &String| write.contains(OTHERS);
             assert!(writes.lock().iter().all(elsewhere), "{finalizer}: {:?}", writes.lock());
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_silent_server_keeps_no_owner_of_other_kinds() {
+        let writes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = writes.clone();
+        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
+            if request.method() != Method::GET {
+                seen.lock().push(request.uri().path().to_owned());
+            }
+            let query = request.uri().query().unwrap_or_default();
+            let (is_watch, is_watch_list) = (query.contains("watch="), query.contains("sendInitialEvents"));
+            let is_silent = request.uri().path().contains(OTHERS) || is_watch && !is_watch_list;
+            let response = match request.uri().path() {
+                _ if is_watch_list => whole(StatusCode::BAD_REQUEST, &json!({})),
+                "/apis/apiregistration.k8s.io/v1/apiservices" => {
+                    let service = json!({ "metadata": { "name": format!("v1.{OTHERS}") },
+                        "spec": { "group": OTHERS, "version": "v1", "service": { "namespace": "n", "name": "s" },
+                            "groupPriorityMinimum": 1, "versionPriority": 1 } });
+                    whole(StatusCode::OK, &json!({ "metadata": { "resourceVersion": "5" }, "items": [service] }))
+                }
+                "/apis/apps/v1/namespaces/default/deployments/web" => {
+                    let mut going = deployment();
+                    going["finalizers"] = json!([ORPHAN]);
+                    whole(StatusCode::OK, &json!({ "metadata": going }))
+                }
+                _ => answer(&request, ORPHAN),
+            };
+            Box::pin(async move { if is_silent { std::future::pending().await } else { response } })
+        });
+        let controller = controller(handler);
+        let (services, stop) = (controller.services.clone(), controller.stop.clone());
+        let following = tokio::spawn(async move { services.run(stop).await });
+        controller.services.synced().await;
+        observe(&controller, "apps", "deployments", &deployment());
+        assert!(controller.reconcile("orphan/d").await.is_ok());
+        let of = |path: &str| format!("/apis/apps/v1/namespaces/default/{path}");
+        assert_eq!(*writes.lock(), [of("replicasets/web-1"), of("deployments/web")]);
+        drop(controller);
+        following.await.unwrap();
     }
 }

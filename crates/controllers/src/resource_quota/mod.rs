@@ -26,6 +26,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, ResourceQuota, ResourceQuotaStatus, Service};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -49,11 +50,19 @@ struct Controller {
     pods: Informer<Pod>,
     services: Informer<Service>,
     claims: Informer<PersistentVolumeClaim>,
-    counted: Mutex<HashMap<Gvr, Informer<Owned>>>,
+    counted: Mutex<HashMap<Gvr, Counted>>,
     /// From the first quota on that counts devices.
     device_claims: Mutex<Option<Informer<ResourceClaim>>>,
     stop: CancellationToken,
     tasks: TaskTracker,
+}
+
+/// The objects of a kind that quotas count.
+#[derive(Clone)]
+struct Counted {
+    informer: Informer<Owned>,
+    /// Nobody waits longer for what the server has: with one that never says it, each count would take as long.
+    until: Instant,
 }
 
 impl Drop for Controller {
@@ -335,9 +344,9 @@ impl Controller {
             .lock()
             .iter()
             .find(|(gvr, _)| gvr.resource == resource && gvr.group == group)
-            .map(|(_, informer)| informer.clone());
-        let informer = match known {
-            Some(informer) => informer,
+            .map(|(_, counted)| counted.clone());
+        let Counted { informer, until } = match known {
+            Some(counted) => counted,
             None => {
                 let (resources, failed) = self.client.discover().await?;
                 let found =
@@ -352,8 +361,9 @@ impl Controller {
             }
         };
         tokio::select! {
+            biased;
             () = informer.synced() => {}
-            () = tokio::time::sleep(LIST_TIMEOUT) => return Ok(Count::Unknown),
+            () = tokio::time::sleep_until(until) => return Ok(Count::Unknown),
             () = self.stop.cancelled() => return Ok(Count::Unknown),
         }
         let count = informer.by_namespace(namespace).len();
@@ -394,27 +404,69 @@ impl Controller {
         Some(informer.by_namespace(namespace).iter().map(usage).collect())
     }
 
-    fn watch(&self, resource: &ApiResource) -> Informer<Owned> {
-        let mut counted = self.counted.lock();
-        if let Some(informer) = counted.get(&resource.gvr) {
-            return informer.clone();
+    fn watch(&self, resource: &ApiResource) -> Counted {
+        let mut all = self.counted.lock();
+        if let Some(counted) = all.get(&resource.gvr) {
+            return counted.clone();
         }
         let informer: Informer<Owned> = Informer::new(self.client.owned(&resource.gvr, None), ListParams::default());
         let waker = self.waker.clone();
         informer.subscribe(move |event| waker.wake(event, Change::of_number(event), 0));
         let (running, stop) = (informer.clone(), self.stop.clone());
         self.tasks.spawn(FutureExt::boxed(async move { running.run(stop).await }));
-        counted.insert(resource.gvr.clone(), informer.clone());
-        informer
+        let counted = Counted { informer, until: Instant::now() + LIST_TIMEOUT };
+        all.insert(resource.gvr.clone(), counted.clone());
+        counted
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::json;
 
     use super::*;
     use crate::pods::tests::{Builder, at};
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_kind_that_cannot_be_read_is_waited_for_once() {
+        let handler: client::Handler = Arc::new(|request: Request<bytes::Bytes>| {
+            Box::pin(async move {
+                let verbs = ["delete", "list", "watch"];
+                let thing = json!({"name": "things", "singularName": "", "namespaced": true, "kind": "Thing",
+                    "verbs": verbs});
+                let version = json!({"groupVersion": "example.com/v1", "version": "v1"});
+                let body = match request.uri().path() {
+                    "/apis" => json!({"groups": [{"name": "example.com", "versions": [version]}]}),
+                    "/api/v1" => json!({"groupVersion": "v1", "resources": []}),
+                    "/apis/example.com/v1" => json!({"groupVersion": "example.com/v1", "resources": [thing]}),
+                    _ => std::future::pending().await,
+                };
+                Response::new(Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync())
+            })
+        });
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let informers = client::InformerFactory::new(client.clone());
+        let controller = Controller {
+            client,
+            waker: Waker { quotas: informers.informer(), queue: WorkQueue::new() },
+            clock: Clock::default(),
+            pods: informers.informer(),
+            services: informers.informer(),
+            claims: informers.informer(),
+            counted: Mutex::default(),
+            device_claims: Mutex::default(),
+            stop: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        let began = Instant::now();
+        for _ in 0..3 {
+            assert!(matches!(controller.count("count/things.example.com", "n").await, Ok(Count::Unknown)));
+        }
+        assert!(began.elapsed() < LIST_TIMEOUT * 2, "{:?}", began.elapsed());
+    }
 
     #[test]
     fn a_pod_that_is_to_go_sooner_is_looked_at_sooner() {
