@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::metrics::panics;
+use futures_util::FutureExt;
 use futures_util::future::select_ok;
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Service;
@@ -12,7 +12,6 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use registry::apiregistration::api_service::Availability;
 use tokio::sync::watch::Receiver;
-use tokio_util::sync::CancellationToken;
 
 use super::write_status;
 use crate::aggregation::{Backend, PREFIX, condition, remote_discovery};
@@ -35,28 +34,9 @@ type Basis = (Option<u64>, Vec<u64>);
 
 /// Follows one backend until it is replaced or the server stops.
 pub(super) async fn follow(state: Arc<State>, backend: Arc<Backend>) {
-    outlive_panics(&backend.name(), &state.stop, || Box::pin(follow_once(&state, &backend))).await;
-}
-
-/// What a server of others answers may be too much for those who read it: a panic ends one try only, and the work begins anew
-/// after a while.
-async fn outlive_panics<F: Future<Output = ()>>(service: &str, stop: &CancellationToken, work: impl Fn() -> F) {
-    let mut pause = FIRST_RETRY_DELAY;
-    loop {
-        let began = tokio::time::Instant::now();
-        if panics::catch_future("API services", work()).await.is_some() {
-            return;
-        }
-        if began.elapsed() > RECHECK_INTERVAL {
-            pause = FIRST_RETRY_DELAY;
-        }
-        tracing::error!(service, ?pause, "following an aggregated API server panicked and begins anew");
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-        pause = (pause * 2).min(RECHECK_INTERVAL);
-    }
+    // What a server of others answers may be too much for those who read it.
+    let follow = || follow_once(&state, &backend).boxed();
+    let _ended = ::metrics::outlive_panics("API services", &backend.name(), &state.stop, follow).await;
 }
 
 async fn follow_once(state: &Arc<State>, backend: &Backend) {
@@ -223,31 +203,9 @@ fn routable(
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
     use serde_json::{Value, json};
 
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn security_a_backend_is_followed_after_a_panic() {
-        let (tries, stop) = (Cell::new(0), CancellationToken::new());
-        let work = || async {
-            tries.set(tries.get() + 1);
-            assert!(tries.get() > 3, "on purpose");
-        };
-        outlive_panics("v1.example.com", &stop, work).await;
-        assert_eq!(tries.get(), 4);
-        let hopeless = || async {
-            tries.set(tries.get() + 1);
-            if tries.get() == 20 {
-                stop.cancel();
-            }
-            assert_eq!(tries.get(), 0, "on purpose");
-        };
-        outlive_panics("v1.example.com", &stop, hopeless).await;
-        assert_eq!(tries.get(), 20);
-    }
 
     #[test]
     fn a_service_needs_its_port_and_a_ready_endpoint() {
