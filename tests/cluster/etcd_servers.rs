@@ -2,6 +2,7 @@
 //! that is only a node. They share one etcd; one of them is killed under writes.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -148,6 +149,17 @@ fn servers_join_and_one_is_killed_under_writes() {
     let output = stranger.args(["--etcd-prefix", "/clusters/one"]).output().unwrap();
     assert!(!output.status.success());
     assert!(describe(&output).contains("belongs to the cluster with the authority"), "{}", describe(&output));
+    said(&mut third.cox("delete"));
+
+    // One that does not answer is waited for, and why is shown.
+    let mut early = third.cox("up");
+    early.args(["--foreground", "--node-name", "x", "--node-ip", SERVERS[2], "--gateway=false"]);
+    early.arg(format!("--etcd-servers=http://{SWITCH}:2399")).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut early = early.spawn().unwrap();
+    let waits = |line: &String| line.contains("! waiting for etcd: connecting to etcd at http://192.168.78.9:2399");
+    let told = BufReader::new(early.stdout.take().unwrap()).lines().map_while(Result::ok).any(|line| waits(&line));
+    let _ = (early.kill(), early.wait());
+    assert!(told, "{}", third.log());
     said(&mut third.cox("delete"));
 
     let offer = || said(cluster.cox("token").args(["create", "--server"]));

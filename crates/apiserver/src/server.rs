@@ -88,6 +88,8 @@ impl Server {
         let (store, sealed) = seal(&config, &registry, Arc::new(timed)).await?;
         let caches = watch_cache::start(store, &registry.prefixes()).await?;
         let stop = CancellationToken::new();
+        // Who tries again has the caches once.
+        let stop_unless_open = stop.clone().drop_guard();
         let dispatcher = tokio::spawn(FutureExt::boxed(watch_cache::run(caches.clone(), stop.clone())));
 
         let audiences = config.audiences();
@@ -180,6 +182,7 @@ impl Server {
         keep(&mut housekeeping, &state, "type checks", |state| {
             crate::admission::check_types(state.cluster.clone()).boxed()
         });
+        stop_unless_open.disarm();
         Ok(Self { state, listener, acceptor, audit_tasks, audit_stop, dispatcher, housekeeping, stop })
     }
 

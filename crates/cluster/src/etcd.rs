@@ -5,15 +5,19 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use client::backoff::Backoff;
 use serde::{Deserialize, Serialize};
 use store::etcd::{EtcdStore, Tls};
 use store::transfer::Transfer;
-use store::{Compare, Op, Relocated, Store, Txn};
+use store::{Compare, Op, Relocated, Store, StoreError, Txn};
+use tokio::time::Instant;
 
 use crate::ca_hash::CaHash;
 use crate::path_value::{named, path_or_empty};
+use crate::progress;
 
 /// What keys begin with in this program, whatever they begin with in etcd.
 pub(crate) const ROOT: &str = "/registry/";
@@ -26,6 +30,10 @@ pub(crate) const PREFIX: &str = "/registry";
 /// All that a cluster keeps in its store, but for who serves it and whose it is.
 pub(crate) const TRANSFER: Transfer<'static> =
     Transfer { root: ROOT, mark: "/registry/cox/moving", without: &[SERVERS, AUTHORITY] };
+
+/// How long a start waits for members that cannot answer: they may be starting, or choosing who leads.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
 
 #[derive(Debug, Clone, Default, PartialEq, clap::Args, Serialize, Deserialize)]
 #[serde(default, rename_all = "kebab-case")]
@@ -122,6 +130,36 @@ impl Etcd {
     }
 }
 
+/// Tries again for a while if etcd cannot answer, and says why. What it refuses fails at once.
+pub(crate) async fn while_unavailable<T, F>(attempt: impl Fn() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut pauses = Backoff::new(START_RETRY.0, START_RETRY.1);
+    let deadline = Instant::now() + START_TIMEOUT;
+    let mut is_said = false;
+    loop {
+        let error = match attempt().await {
+            Err(error) if is_unavailable(&error) => error,
+            done => return done,
+        };
+        let pause = pauses.next_delay();
+        if Instant::now() + pause > deadline {
+            return Err(error.context("etcd does not become ready: do enough of its members run?"));
+        }
+        if !is_said {
+            progress::note(&format!("waiting for etcd: {error:#}"));
+            is_said = true;
+        }
+        tracing::warn!(why = format!("{error:#}"), "waiting for etcd");
+        tokio::time::sleep(pause).await;
+    }
+}
+
+fn is_unavailable(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| matches!(cause.downcast_ref::<StoreError>(), Some(StoreError::Unavailable(_))))
+}
+
 /// Makes the etcd that of the cluster with this authority (PEM); fails if it is another's.
 pub(crate) async fn claim(store: &dyn Store, authority: &str) -> Result<()> {
     let own = CaHash::of_all(authority)?;
@@ -170,6 +208,8 @@ pub(crate) async fn pass_on(store: &dyn Store, authority: &str) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     fn authority() -> String {
@@ -199,6 +239,28 @@ mod tests {
         pass_on(&*store, &format!("{second}{first}")).await.unwrap();
         claim(&*store, &second).await.unwrap();
         assert!(claim(&*store, &first).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_waits_while_members_choose_who_leads() {
+        let asked = &AtomicU32::new(0);
+        let answers = move |fails: u32, error: fn() -> StoreError| {
+            move || async move {
+                match asked.fetch_add(1, Ordering::Relaxed) < fails {
+                    true => Err::<(), _>(error()).context("connecting to etcd"),
+                    false => Ok(()),
+                }
+            }
+        };
+        let no_leader = || StoreError::Unavailable("no leader".into());
+        while_unavailable(answers(5, no_leader)).await.unwrap();
+        assert_eq!(asked.swap(0, Ordering::Relaxed), 6);
+        // Not for ever, and who waited learns for what.
+        let error = format!("{:#}", while_unavailable(answers(u32::MAX, no_leader)).await.unwrap_err());
+        assert!(error.contains("do enough of its members run?") && error.contains("no leader"), "{error}");
+        assert!(asked.swap(0, Ordering::Relaxed) > 10);
+        while_unavailable(answers(1, || StoreError::Denied("who are you?".into()))).await.unwrap_err();
+        assert_eq!(asked.swap(0, Ordering::Relaxed), 1);
     }
 
     #[test]

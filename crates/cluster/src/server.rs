@@ -123,15 +123,25 @@ async fn start(
         components.supervise("etcd members", move |stop| members::keep(options.clone(), shape.clone(), stop));
     }
     if shape.etcd.is_used() {
-        let store = shape.etcd.connect().await?;
-        etcd::claim(&*store, &read(&pki.certificate("ca"))?).await?;
-        etcd::TRANSFER.taken_over(&*store).await.context("taking over what was carried into etcd")?;
+        let authority = read(&pki.certificate("ca"))?;
+        let taking_over = etcd::while_unavailable(|| async {
+            let store = shape.etcd.connect().await?;
+            etcd::claim(&*store, &authority).await?;
+            etcd::TRANSFER.taken_over(&*store).await.context("taking over what was carried into etcd")
+        });
+        components.until(taking_over).await?;
         progress.done("etcd", &shape.etcd.etcd_servers.join(", "));
     }
     let summaries = kubelet::SummarySlot::default();
-    let mut config = apiserver_config(options, shape, &pki, node_ip).await?;
-    config.local_kubelet = Some(apiserver::LocalKubelet { node: node_name.clone(), summaries: summaries.clone() });
-    let server = apiserver::Server::new(config).await?;
+    let open = || async {
+        let mut config = apiserver_config(options, shape, &pki, node_ip).await?;
+        config.local_kubelet = Some(apiserver::LocalKubelet { node: node_name.clone(), summaries: summaries.clone() });
+        apiserver::Server::new(config).await
+    };
+    let server = match shape.etcd.is_used() {
+        true => components.until(etcd::while_unavailable(open)).await?,
+        false => open().await?,
+    };
     let (handler, trace) = (server.handler(), server.trace());
     let encryption_in_force = server.encryption_in_force();
     components.spawn("apiserver", {
