@@ -156,6 +156,36 @@ fn security_a_machine_joins_with_a_token() {
     assert_eq!(mounts_below(&data), Vec::<String>::new());
 }
 
+#[test]
+fn a_machine_whose_certificate_has_ended_joins_again() {
+    let host = Host::new();
+    let machine = Machine::beside(&host);
+    let flags = ["--node-ip", SERVER, "--certificate-validity=75s", "--gateway=false"];
+    let cluster = Cluster::up_on(host, &[], &flags);
+    let join = || {
+        let line = said(cluster.cox("token").args(["create", "--print-join-command"]));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let after = |flag: &str| words[words.iter().position(|word| *word == flag).unwrap() + 1];
+        machine.join(after("--token"), after("--ca-hash"))
+    };
+    let first = join();
+    assert!(first.status.success(), "{}\n{}", describe(&first), machine.log());
+    let uid = || cluster.kubectl("get node machine-2 -o jsonpath={.metadata.uid}");
+    let before = uid();
+    said(&mut machine.cox("down"));
+    cluster.wait("the end of the machine's certificate", || {
+        describe(&machine.cox("status").output().unwrap()).contains("machine-2 ended at ").then_some(())
+    });
+    let alone = machine.cox("join").output().unwrap();
+    let told = describe(&alone);
+    assert!(!alone.status.success() && told.contains("'cox token create --print-join-command'"), "{told}");
+
+    // It is the node that it was.
+    let again = join();
+    assert!(again.status.success(), "{}\n{}", describe(&again), machine.log());
+    assert_eq!(uid(), before);
+}
+
 /// Pods reach those of the other machine through devices that encrypt, in both families and with the next generation of keys, too.
 fn what_pods_send_is_encrypted(cluster: &Cluster, machine: &Machine) {
     let status = said(&mut machine.cox("status"));

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, bail};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 
 use crate::join::Membership;
 use crate::lock::Lock;
@@ -53,12 +54,21 @@ pub fn status(args: StatusArgs) -> BoxFuture<'static, Result<()>> {
 
 async fn print_status(args: StatusArgs) -> Result<()> {
     let options = &args.options;
+    let member = Membership::load(options)?;
+    let checked = member.as_ref().map_or(Ok(()), |member| member.check_certificate(options, Timestamp::now()));
     let Some(holder) = Lock::holder(&options.lock_file())? else {
-        bail!("cluster {:?} does not run: start it with 'cox up'", options.name);
+        checked?;
+        match member {
+            Some(member) => bail!("this node of {} does not run: start it with 'cox join'", member.server),
+            None => bail!("cluster {:?} does not run: start it with 'cox up'", options.name),
+        }
     };
-    match Membership::load(options)? {
+    match &member {
         Some(member) => {
             println!("node        {} of {} (process {})", member.settings.name, member.server, holder.pid);
+            if let Err(ended) = checked {
+                println!("            {ended}");
+            }
         }
         None => {
             println!("cluster     {} (process {})", options.name, holder.pid);

@@ -63,7 +63,7 @@ mod usage;
 mod volumes;
 mod worker;
 
-pub use certificates::{ask_renewal, bootstrap, client_of, renewed};
+pub use certificates::{ask_renewal, bootstrap, client_certificate_end, client_of, renewed};
 pub use config::{
     Args, CgroupDriver, Config, CpuManagerPolicy, Settings, ShutdownPeriod, Summaries, SummarySlot, USUAL_ROOT,
 };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use client::kubeconfig::Kubeconfig;
 use client::{Client, DeleteParams};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +40,28 @@ impl Membership {
     pub(crate) fn save(&self, options: &Options) -> Result<()> {
         write_private(&file(options), &serde_json::to_vec_pretty(self)?)
     }
+
+    /// Fails if the cluster no longer knows this machine: its certificate has ended, and only a token gets it another one.
+    pub(crate) fn check_certificate(&self, options: &Options, now: Timestamp) -> Result<(), CertificateEnded> {
+        match kubelet::client_certificate_end(&options.pki_dir()) {
+            Some(end) if end <= now => {
+                Err(CertificateEnded { node: self.settings.name.clone(), server: self.server.clone(), end })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What the machine was let in with is of no use any more.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the certificate of node {node} ended at {end}, and {server} lets nobody in with it: run 'cox token create \
+     --print-join-command' on a server, then 'cox down' and the command that it printed here"
+)]
+pub(crate) struct CertificateEnded {
+    node: String,
+    server: String,
+    end: Timestamp,
 }
 
 /// Takes the node out of the cluster, if its credentials allow it; says what else is to be done.
@@ -95,4 +118,37 @@ pub(crate) fn clients(options: &Options, member: &Membership) -> Result<Vec<Clie
 /// The API servers that the machine knows of.
 pub(crate) fn servers_file(options: &Options) -> PathBuf {
     options.data_dir.join("servers.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whose_certificate_has_ended_learns_how_to_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { data_dir: dir.path().into(), run_dir: dir.path().join("run"), name: "cox".into() };
+        let settings = serde_json::json!({
+            "name": "machine-2", "address": "192.0.2.2", "second_address": null, "kubelet_port": 10250,
+            "cluster": {"cluster_cidr": "10.42.0.0/16", "service_cidr": "10.43.0.0/16",
+                "cluster_domain": "cluster.local", "dns": "10.43.0.10", "routes": "auto"},
+            "registries": "/r", "images_dir": "/i", "also_behind": [], "asks_for_certificate": true,
+        });
+        let member = serde_json::json!({"server": "https://192.0.2.1:6443", "settings": settings});
+        let member: Membership = serde_json::from_value(member).unwrap();
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        member.check_certificate(&options, at("2026-01-03T00:00:00Z")).unwrap();
+
+        let mut params = rcgen::CertificateParams::new(vec!["n".to_owned()]).unwrap();
+        params.not_before = rcgen::date_time_ymd(2026, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2026, 1, 2);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem() + &key.serialize_pem();
+        fs::create_dir(options.pki_dir()).unwrap();
+        fs::write(options.pki_dir().join("kubelet-client-current.pem"), pem).unwrap();
+        member.check_certificate(&options, at("2026-01-01T23:59:59Z")).unwrap();
+        let ended = member.check_certificate(&options, at("2026-01-02T00:00:00Z")).unwrap_err().to_string();
+        assert!(ended.starts_with("the certificate of node machine-2 ended at 2026-01-02T00:00:00Z"), "{ended}");
+        assert!(ended.contains("'cox token create --print-join-command'"), "{ended}");
+    }
 }

@@ -1,6 +1,5 @@
 //! The process of a machine that has joined a cluster: a node and nothing else.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -37,6 +36,8 @@ pub(super) async fn run(options: &Options) -> Result<()> {
         result = credentials(options, &member) => result?,
         result = interrupted() => return result,
     }
+    // It would wait for ever for a cluster that does not know it.
+    member.check_certificate(options, Clock::default().now())?;
     progress.done("credentials", &format!("system:node:{}", member.settings.name));
     let balancer = Balancer::start(servers_file(options), &member.server).await?;
     let client = connect(options, &balancer)?;
@@ -44,13 +45,13 @@ pub(super) async fn run(options: &Options) -> Result<()> {
     let mut components = Components::new();
     let follower = client.clone();
     components.supervise("servers", move |stop| balancer.clone().follow(follower.clone(), stop));
-    let (own, name, dir) = (client.clone(), member.settings.name.clone(), options.pki_dir());
+    let (own, dirs, who) = (client.clone(), options.clone(), member.clone());
     let (asker, asker_name, keys) = (client.clone(), member.settings.name.clone(), options.pki_dir());
     components
         .supervise("authority", move |stop| authority::follow(asker.clone(), keys.clone(), asker_name.clone(), stop));
     let machine = upgrade::Machine::node(options, &member, &client);
     components.supervise("upgrade", move |stop| machine.clone().follow(stop));
-    components.supervise("client-certificate", move |stop| renew(own.clone(), dir.clone(), name.clone(), stop));
+    components.supervise("client-certificate", move |stop| renew(own.clone(), dirs.clone(), who.clone(), stop));
     let ended = tokio::select! {
         ended = async {
             start(options, &member, &client, &mut progress, &mut components).await?;
@@ -81,14 +82,18 @@ async fn follow_encryption(options: &Options, client: &Client, member: &mut Memb
 
 /// Renews the client certificate before it ends, until `stop`. Connections that are made from then on show it, also those
 /// that take the place of one whose certificate the servers no longer accept.
-async fn renew(client: Client, dir: PathBuf, name: String, stop: CancellationToken) -> Result<()> {
-    let clock = Clock::default();
+async fn renew(client: Client, options: Options, member: Membership, stop: CancellationToken) -> Result<()> {
+    let (clock, dir) = (Clock::default(), options.pki_dir());
     loop {
         tokio::select! {
-            () = kubelet::renewed(&client, &dir, &name, &clock) => tracing::info!("going on with a renewed client certificate"),
+            () = kubelet::renewed(&client, &dir, &member.settings.name, &clock) => {}
             () = stop.cancelled() => return Ok(()),
         }
-        // One that has ended is there again at once: only a bootstrap can mend that.
+        match member.check_certificate(&options, clock.now()) {
+            Ok(()) => tracing::info!("going on with a renewed client certificate"),
+            Err(ended) => tracing::error!("{ended}"),
+        }
+        // One that has ended is there again at once. The clock may be what is wrong.
         tokio::select! {
             () = tokio::time::sleep(RENEWAL_RETRY_INTERVAL) => {}
             () = stop.cancelled() => return Ok(()),

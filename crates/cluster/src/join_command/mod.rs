@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 
 use crate::background::Ground;
 use crate::ca_hash::CaHash;
@@ -100,6 +101,11 @@ async fn run_main(args: Args) -> Result<()> {
             args.check_files()?;
             enrol(&args, server).await?;
         }
+        (Some(server), Some(member))
+            if !args.as_server && member.check_certificate(options, Timestamp::now()).is_err() =>
+        {
+            enrol_again(&args, server, member).await?;
+        }
         (Some(_), Some(member)) => {
             bail!("this machine is a node of {}: 'cox join' resumes it, 'cox delete' makes room", member.server)
         }
@@ -153,6 +159,34 @@ async fn enrol(args: &Args, server: &str) -> Result<()> {
     let user = AuthInfo { token: Some(token.to_string()), ..AuthInfo::default() };
     let first = cluster.kubeconfig(user);
     let settings = settings(&args.machine, options, &cluster, &first).await?;
+    remember(options, &cluster, &first, settings)
+}
+
+/// Gets a node in whose certificate has ended. It stays the node that it is, with its pods and their data.
+async fn enrol_again(args: &Args, server: &str, member: Membership) -> Result<()> {
+    let (options, settings) = (&args.options, member.settings);
+    let Machine { node_name, node_ip, .. } = &args.machine;
+    let is_itself = node_name.as_ref().is_none_or(|name| *name == settings.name)
+        && node_ip.first().is_none_or(|address| *address == settings.address);
+    if !is_itself {
+        bail!("this machine is node {} at {}: 'cox delete' makes room", settings.name, settings.address);
+    }
+    let token = token(args.token.as_deref(), args.token_file.as_deref())?;
+    let cluster = discover(server, &token, &args.ca_hash).await?;
+    println!(" ✓ {:<14} {}", "cluster", cluster.server);
+    let ca = Pki::open(&options.pki_dir()).certificate("ca");
+    let known = CaHash::of_all(&std::fs::read_to_string(&ca).with_context(|| ca.display().to_string())?)?;
+    if !CaHash::of_all(&cluster.ca)?.iter().any(|found| known.contains(found)) {
+        bail!("{} has another authority than the cluster of this node: 'cox delete' makes room", cluster.server);
+    }
+    let first = cluster.kubeconfig(AuthInfo { token: Some(token.to_string()), ..AuthInfo::default() });
+    let client = Client::from_kubeconfig(&first, &Overrides::default())?;
+    let common = enrolment::cluster_settings(&client).await.with_context(|| cluster.server.clone())?;
+    remember(options, &cluster, &first, Settings { cluster: common, ..settings })
+}
+
+/// Writes down what the machine's process needs to get a certificate.
+fn remember(options: &Options, cluster: &Cluster, first: &Kubeconfig, settings: Settings) -> Result<()> {
     private_dir(&options.pki_dir())?;
     write_private(&Pki::open(&options.pki_dir()).certificate("ca"), cluster.ca.as_bytes())?;
     // A certificate of an earlier membership would speak to the wrong cluster.
@@ -161,7 +195,7 @@ async fn enrol(args: &Args, server: &str) -> Result<()> {
     }
     write_private(&bootstrap_kubeconfig(options), first.to_yaml()?.as_bytes())?;
     println!(" ✓ {:<14} {} at {}", "membership", settings.name, settings.address);
-    Membership { server: cluster.server, settings }.save(options)
+    Membership { server: cluster.server.clone(), settings }.save(options)
 }
 
 /// From where it was given; never from the command line if it is anywhere else.

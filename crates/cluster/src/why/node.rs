@@ -21,7 +21,9 @@ pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
         None => Cause::new("its kubelet has not reported yet").then("cox logs kubelet"),
         Some(ready) if ready.status == "Unknown" => Cause::new("its kubelet went silent")
             .because(since("no status", ready, now))
-            .then(format!("is the machine up? cox node start {name}, or its kubelet's log: cox logs kubelet")),
+            .then(format!(
+                "is the machine up? cox node start {name}, or on the machine 'cox status' and 'cox logs kubelet'"
+            )),
         Some(ready) if ready.status != "True" => Cause::new("its kubelet says it is not ready")
             .because(ready.message.clone().unwrap_or_else(|| ready.reason.clone().unwrap_or_default()))
             .then("cox logs kubelet"),

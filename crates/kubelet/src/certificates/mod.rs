@@ -14,8 +14,10 @@ use std::time::Duration;
 use anyhow::Context;
 use client::backoff::Backoff;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
-use client::{Client, Clock};
+use client::{Client, Clock, EventRecorder};
 use jiff::{SignedDuration, Timestamp};
+
+use crate::node::reference;
 
 pub(crate) use request::{Purpose, request};
 pub(crate) use store::{Certificate, Store};
@@ -74,6 +76,11 @@ pub fn ask_renewal(cert_dir: &Path) -> std::io::Result<()> {
     [client_store(cert_dir), serving_store(cert_dir)].iter().try_for_each(Store::ask_renewal)
 }
 
+/// When the client certificate in a directory ends; none if there is none.
+pub fn client_certificate_end(cert_dir: &Path) -> Option<Timestamp> {
+    client_store(cert_dir).load().map(|certificate| certificate.not_after)
+}
+
 /// How often a certificate could not be renewed, in this process.
 pub(crate) struct RenewalsFailed {
     pub(crate) client: AtomicU64,
@@ -94,6 +101,7 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &
     let store = client_store(cert_dir);
     // Chosen once: who has failed does not wait for another turn.
     let (mut retries, jitter) = (retries(), rand::random());
+    let mut events = None;
     loop {
         let Some(current) = store.load() else { return std::future::pending().await };
         store.until_due(until_renewal(&current, clock.now(), jitter)).await;
@@ -105,6 +113,14 @@ pub async fn renewed(client: &Client, cert_dir: &Path, node_name: &str, clock: &
             Err(error) => {
                 RENEWALS_FAILED.client.fetch_add(1, Ordering::Relaxed);
                 tracing::warn!(error = format!("{error:#}"), "client certificate not renewed, will retry");
+                // As long as it is believed: afterwards nobody hears of it.
+                let events = events.get_or_insert_with(|| EventRecorder::new(client.clone(), "kubelet", node_name));
+                let end = current.not_after;
+                let message = format!(
+                    "the client certificate ends at {end} and is not renewed: {error:#}; see 'kubectl get csr'. Once it \
+                     has ended, the node must join the cluster again"
+                );
+                events.warning(&reference(node_name), "CertificateNotRenewed", message);
             }
         }
         if current.not_after < clock.now() {
@@ -145,10 +161,13 @@ mod tests {
         let pem = params.self_signed(&key).unwrap().pem() + &key.serialize_pem();
         client_store(dir.path()).save(&Certificate::parse(pem).unwrap(), start).unwrap();
 
-        let asked: Arc<Mutex<Vec<i64>>> = Arc::default();
-        let (seen, now) = (asked.clone(), clock.clone());
-        let handler: client::Handler = Arc::new(move |_| {
-            seen.lock().push(now.now().as_millisecond());
+        let (asked, told): (Arc<Mutex<Vec<i64>>>, Arc<Mutex<Vec<String>>>) = Default::default();
+        let (seen, heard, now) = (asked.clone(), told.clone(), clock.clone());
+        let handler: client::Handler = Arc::new(move |request: http::Request<bytes::Bytes>| {
+            match request.uri().path().ends_with("/events") {
+                true => heard.lock().push(String::from_utf8_lossy(request.body()).into_owned()),
+                false => seen.lock().push(now.now().as_millisecond()),
+            }
             let status = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
                 "reason": "Forbidden", "message": "not now"});
             let body = http_body_util::BodyExt::boxed_unsync(http_body_util::BodyExt::map_err(
@@ -162,6 +181,9 @@ mod tests {
         // In tenths of a second.
         let pauses: Vec<i64> = asked.lock().windows(2).map(|two| (two[1] - two[0]) / 100).collect();
         assert_eq!(pauses[..4], [20, 40, 80, 160], "{pauses:?}");
+        // Who looks at the node learns of it in time, and what follows.
+        let told = told.lock();
+        assert!(told[0].contains("CertificateNotRenewed") && told[0].contains("must join the cluster"), "{told:?}");
     }
 
     #[test]
