@@ -151,15 +151,19 @@ fn servers_join_and_one_is_killed_under_writes() {
     assert!(describe(&output).contains("belongs to the cluster with the authority"), "{}", describe(&output));
     said(&mut third.cox("delete"));
 
-    // One that does not answer is waited for, and why is shown.
+    // One that does not answer is waited for, and why is shown. Who does not want to wait learns how to stop it.
     let mut early = third.cox("up");
-    early.args(["--foreground", "--node-name", "x", "--node-ip", SERVERS[2], "--gateway=false"]);
-    early.arg(format!("--etcd-servers=http://{SWITCH}:2399")).stdout(Stdio::piped()).stderr(Stdio::null());
+    early.args(["--node-name", "x", "--node-ip", SERVERS[2], "--gateway=false"]);
+    early.arg(format!("--etcd-servers=http://{SWITCH}:2399")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut early = early.spawn().unwrap();
-    let waits = |line: &String| line.contains("! waiting for etcd: connecting to etcd at http://192.168.78.9:2399");
-    let told = BufReader::new(early.stdout.take().unwrap()).lines().map_while(Result::ok).any(|line| waits(&line));
-    let _ = (early.kill(), early.wait());
-    assert!(told, "{}", third.log());
+    let told = BufReader::new(early.stdout.take().unwrap())
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line.contains("! waiting for etcd: connecting to etcd at http://192.168.78.9:2399"));
+    run(Command::new("kill").args(["-INT", &early.id().to_string()]));
+    let output = early.wait_with_output().unwrap();
+    assert!(told && describe(&output).contains("'cox down' stops it"), "{}\n{}", describe(&output), third.log());
+    said(&mut third.cox("down"));
     said(&mut third.cox("delete"));
 
     let offer = || said(cluster.cox("token").args(["create", "--server"]));

@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::options::Options;
 use crate::path_value::whole;
@@ -56,6 +58,7 @@ pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> 
     }
     let mut child = command.spawn().context("starting a process in the background")?;
     let output = child.stdout.take().context("the process in the background has no output")?;
+    let _watch = tell_when_interrupted(log.clone());
     for line in BufReader::new(output).lines() {
         let line = line?;
         if line == progress::READY {
@@ -65,6 +68,18 @@ pub(crate) fn start(options: &Options, words: &[OsString], secrets: &[&str]) -> 
     }
     let status = child.wait()?;
     bail!("it did not start ({status}); the end of {}:\n{}", log.display(), tail(&log, 12));
+}
+
+/// An interrupt ends the command, and not what it has started: says so, as long as the result is held.
+fn tell_when_interrupted(log: PathBuf) -> Option<AbortOnDropHandle<()>> {
+    let runtime = tokio::runtime::Handle::try_current().ok()?;
+    let watch = async move {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            eprintln!("\nit goes on in the background: 'cox down' stops it, and its log is {}", log.display());
+            std::process::exit(128 + Signal::SIGINT as i32);
+        }
+    };
+    Some(AbortOnDropHandle::new(runtime.spawn(watch)))
 }
 
 /// This program again as the process of a cluster that is known, without what this command was told.

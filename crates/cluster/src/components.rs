@@ -137,6 +137,20 @@ impl Components {
     }
 }
 
+/// Why a process has ended, with what to do about a port that somebody else has.
+pub(crate) fn explained(ended: Result<()>) -> Result<()> {
+    ended.map_err(|error| {
+        let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<std::io::Error>()?.kind()));
+        match kind == Some(std::io::ErrorKind::AddrInUse) {
+            true => error.context(
+                "another program has a port that is needed here, perhaps another Kubernetes ('ss -ltnp' shows which; \
+                 --secure-port and --kubelet-port choose others)",
+            ),
+            false => error,
+        }
+    })
+}
+
 /// Returns when somebody wants this process to end.
 pub(crate) async fn interrupted() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
@@ -150,6 +164,8 @@ pub(crate) async fn interrupted() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+
+    use anyhow::Context as _;
 
     use super::*;
 
@@ -200,5 +216,17 @@ mod tests {
         let waiting = components.until(std::future::pending::<Result<()>>()).await;
         assert_eq!(format!("{:#}", waiting.unwrap_err()), "broken failed: panicked");
         components.finish().await.unwrap();
+    }
+
+    #[test]
+    fn a_port_in_use_is_explained() {
+        let failed = |kind: std::io::ErrorKind| {
+            let bound: Result<(), std::io::Error> = Err(kind.into());
+            let ended = bound.context("listening on [::]:6443").context("apiserver failed");
+            format!("{:#}", explained(ended).unwrap_err())
+        };
+        let told = failed(std::io::ErrorKind::AddrInUse);
+        assert!(told.contains("'ss -ltnp'") && told.contains("listening on [::]:6443"), "{told}");
+        assert!(failed(std::io::ErrorKind::PermissionDenied).starts_with("apiserver failed"));
     }
 }

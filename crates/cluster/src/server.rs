@@ -16,7 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::balancer::follow_servers;
-use crate::components::{Components, interrupted};
+use crate::components::{Components, explained, interrupted};
 use crate::kubeconfig::Access;
 use crate::lock::Lock;
 use crate::options::Options;
@@ -76,7 +76,7 @@ pub(crate) async fn run(options: Options, flags: Flags) -> Result<()> {
         Some(member) => member.stop().await,
         None => Ok(()),
     };
-    ended.and(finished).and(stopped)
+    explained(ended).and(finished).and(stopped)
 }
 
 /// Starts everything and returns when the nodes are Ready and DNS answers.

@@ -103,13 +103,23 @@ async fn run_main(args: Args) -> Result<()> {
             let servers = kubeconfig::servers_in(&args.options.admin_kubeconfig(), &args.options.name)?;
             // First: what is renewed just then would leave it with a certificate that ends.
             kubeconfig::remember_user_file(&args.options, &file)?;
-            kubeconfig::Access::admin(&args.options.name, &server, &pki)?.with_servers(servers).merge_into(&file)?;
+            let access = kubeconfig::Access::admin(&args.options.name, &server, &pki)?.with_servers(servers);
+            access.merge_into(&file).with_context(|| {
+                let own = args.options.admin_kubeconfig();
+                format!("the cluster runs; use --kubeconfig={}, since its context cannot be added", own.display())
+            })?;
             println!("\nContext {:?} is now current in {}. Try:\n", args.options.name, file.display());
         }
         None => println!("\nNo home directory: use --kubeconfig={}. Try:\n", args.options.admin_kubeconfig().display()),
     }
-    println!("  cox kubectl get nodes\n  cox kubectl run --image=nginx --replicas=3 --port=80 --expose");
+    println!("{}", next_steps(std::env::var_os("SUDO_USER").is_some()));
     Ok(())
+}
+
+/// For who came by way of sudo, the kubeconfig is another user's.
+fn next_steps(by_sudo: bool) -> String {
+    let sudo = if by_sudo { "sudo " } else { "" };
+    format!("  {sudo}cox kubectl get nodes\n  {sudo}cox kubectl run --image=nginx --replicas=3 --port=80 --expose")
 }
 
 fn server_url(admin_kubeconfig: &Path) -> Result<String> {
@@ -117,4 +127,15 @@ fn server_url(admin_kubeconfig: &Path) -> Result<String> {
     let config: serde_json::Value = yaml_serde::from_str(&text)?;
     let server = config["clusters"][0]["cluster"]["server"].as_str();
     Ok(server.with_context(|| format!("{} names no server", admin_kubeconfig.display()))?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_came_by_sudo_goes_on_with_it() {
+        assert!(next_steps(false).lines().all(|line| line.starts_with("  cox kubectl ")));
+        assert!(next_steps(true).lines().all(|line| line.starts_with("  sudo cox kubectl ")));
+    }
 }

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::authority;
 use crate::balancer::Balancer;
-use crate::components::{Components, interrupted};
+use crate::components::{Components, explained, interrupted};
 use crate::join::enrolment::cluster_settings;
 use crate::join::membership::{Membership, bootstrap_kubeconfig, node_kubeconfig, read_kubeconfig, servers_file};
 use crate::lock::Lock;
@@ -60,7 +60,7 @@ pub(super) async fn run(options: &Options) -> Result<()> {
         result = interrupted() => result,
     };
     let finished = components.finish().await;
-    ended.and(finished)
+    explained(ended).and(finished)
 }
 
 /// Whether the cluster encrypts is for the cluster to say, also after this machine has joined. A cluster that does not answer has said

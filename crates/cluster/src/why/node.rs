@@ -6,6 +6,14 @@ use k8s_openapi::api::core::v1::{Node, NodeCondition};
 
 use super::Cause;
 
+/// What keeps pods away from a node that is ready, and what helps.
+const PRESSURES: [(&str, &str); 4] = [
+    ("MemoryPressure", "free memory on the machine: cox top"),
+    ("DiskPressure", "free room on the machine's disks: df -h; images that are not needed: cox image list"),
+    ("PIDPressure", "too many processes run on the machine: ps ax"),
+    ("NetworkUnavailable", "cox logs kubelet"),
+];
+
 /// Whether its kubelet says so, and is heard.
 pub(super) fn is_ready(node: &Node) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
@@ -28,10 +36,11 @@ pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
             .because(ready.message.clone().unwrap_or_else(|| ready.reason.clone().unwrap_or_default()))
             .then("cox logs kubelet"),
         Some(_) => {
-            let pressed = ["MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable"].into_iter();
-            if let Some(condition) = pressed.filter_map(find).find(|condition| condition.status == "True") {
+            let mut pressed = PRESSURES.into_iter().filter_map(|(kind, step)| Some((find(kind)?, step)));
+            if let Some((condition, step)) = pressed.find(|(condition, _)| condition.status == "True") {
                 return Cause::new(format!("it has {}", condition.type_))
                     .because(condition.message.clone().unwrap_or_default())
+                    .then(step)
                     .then(format!("cox kubectl describe node {name}"));
             }
             if node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true) {

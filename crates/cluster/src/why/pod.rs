@@ -169,6 +169,7 @@ impl View<'_> {
                     let newest = self.newest(&["Failed"], "image").or(message.clone());
                     let mut cause = newest.into_iter().fold(cause, Cause::because);
                     cause.next.push("check the image's name, the registry's mirrors and the pull secrets".into());
+                    cause.next.push("without a registry: cox image import ARCHIVE on the node".into());
                     return Some(cause);
                 }
                 "CreateContainerConfigError" => {
@@ -277,7 +278,11 @@ impl View<'_> {
 fn advice(message: &str) -> impl Iterator<Item = &'static str> {
     const ADVICE: &[(&str, &str)] = &[
         ("Insufficient", "ask for less, free room, or add a node: cox kubectl describe nodes"),
-        ("untolerated taint", "tolerate the taint, or remove it: cox kubectl taint node NODE KEY-"),
+        (
+            "untolerated taint",
+            "a taint node.kubernetes.io/… says what its node lacks: cox why node/NODE. Tolerate any other, or remove it: \
+             cox kubectl taint node NODE KEY-",
+        ),
         (
             "node affinity/selector",
             "label a node as the pod asks for, or relax its selector: cox kubectl get nodes --show-labels",
