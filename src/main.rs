@@ -221,6 +221,9 @@ fn start<A: Args>(argv: Vec<OsString>, main: Main<A>, log_level: &str) -> ExitCo
 
 fn fail(error: &anyhow::Error) -> ExitCode {
     eprintln!("error: {error:#}");
+    if let Some(remedy) = cluster::preflight::remedy(error) {
+        eprintln!("{remedy}");
+    }
     ExitCode::FAILURE
 }
 

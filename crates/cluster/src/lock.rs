@@ -65,7 +65,8 @@ impl Lock {
 
     /// The process that runs the cluster, if one does.
     pub(crate) fn holder(path: &Path) -> Result<Option<Holder>> {
-        if !path.exists() {
+        // What may not be looked at may be there.
+        if !path.try_exists().with_context(|| path.display().to_string())? {
             return Ok(None);
         }
         // Shared, so that two who only look do not see each other.
@@ -243,6 +244,13 @@ fn open(path: &Path) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_not_look_is_not_told_that_nothing_runs() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Lock::holder(&file.path().join("lock")).is_err());
+        assert!(Lock::holder(&file.path().with_extension("gone")).unwrap().is_none());
+    }
 
     #[test]
     fn one_holder_at_a_time() {

@@ -1,5 +1,6 @@
 //! `cox check`: what this host lacks to be a node, and how to get it.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -88,6 +89,20 @@ fn answerable(checks: &[Check]) -> &[Check] {
     }
 }
 
+/// What helps against an error of the system that says nothing of it.
+pub fn remedy(error: &anyhow::Error) -> Option<&'static str> {
+    remedy_for(error, nix::unistd::geteuid().is_root())
+}
+
+fn remedy_for(error: &anyhow::Error, is_root: bool) -> Option<&'static str> {
+    match error.chain().find_map(|cause| Some(cause.downcast_ref::<std::io::Error>()?.kind()))? {
+        ErrorKind::PermissionDenied if !is_root => Some("this user may not do that: with sudo it may work"),
+        ErrorKind::ReadOnlyFilesystem => Some("--data-dir and --run-dir choose directories that can be written to"),
+        ErrorKind::StorageFull => Some("'df -h' shows which disk is full; --data-dir chooses a directory on another one"),
+        _ => None,
+    }
+}
+
 fn demand() -> Result<()> {
     let missing: Vec<String> = answerable(CHECKS)
         .iter()
@@ -107,6 +122,22 @@ fn file_has(path: &str, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_the_system_have_a_remedy() {
+        for (kind, is_root, expected) in [
+            (ErrorKind::PermissionDenied, false, Some("sudo")),
+            (ErrorKind::PermissionDenied, true, None),
+            (ErrorKind::ReadOnlyFilesystem, true, Some("--data-dir")),
+            (ErrorKind::StorageFull, true, Some("df -h")),
+            (ErrorKind::NotFound, false, None),
+        ] {
+            let error = anyhow::Error::new(std::io::Error::from(kind)).context("/var/lib/cox/lock");
+            let remedy = remedy_for(&error, is_root).unwrap_or_default();
+            assert!(remedy.contains(expected.unwrap_or_default()), "{kind}: {remedy}");
+            assert_eq!(remedy.is_empty(), expected.is_none(), "{kind}: {remedy}");
+        }
+    }
 
     #[test]
     fn who_is_not_root_is_not_told_of_faults_of_the_kernel() {
