@@ -97,8 +97,8 @@ pub fn remedy(error: &anyhow::Error) -> Option<&'static str> {
 fn remedy_for(error: &anyhow::Error, is_root: bool) -> Option<&'static str> {
     match error.chain().find_map(|cause| Some(cause.downcast_ref::<std::io::Error>()?.kind()))? {
         ErrorKind::PermissionDenied if !is_root => Some("this user may not do that: with sudo it may work"),
-        ErrorKind::ReadOnlyFilesystem => Some("--data-dir and --run-dir choose directories that can be written to"),
-        ErrorKind::StorageFull => Some("'df -h' shows which disk is full; --data-dir chooses a directory on another one"),
+        ErrorKind::ReadOnlyFilesystem => Some("--data-dir and --run-dir of 'cox up' choose other directories"),
+        ErrorKind::StorageFull => Some("'df -h' shows which disk is full"),
         _ => None,
     }
 }

@@ -345,7 +345,8 @@ fn advice(cx: &Context) -> String {
         _ => cx.kubeconfig().map(|k| k.current_context.clone()).unwrap_or_default(),
     };
     if read.is_empty() {
-        return "\n(no kubeconfig was found; `cox up` starts a cluster and writes one, or pass --kubeconfig)"
+        return "\n(no kubeconfig was found; `cox up` starts a cluster and writes one, or pass --kubeconfig; after `sudo cox \
+                up` it is root's: use sudo here, too)"
             .to_owned();
     }
     format!(

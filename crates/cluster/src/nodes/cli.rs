@@ -12,20 +12,18 @@ use nix::sys::signal::{Signal, kill};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::reasons::saying_why;
 use super::record::{self, Network, Record, Wanted};
 use super::run;
 use crate::connection::connect;
 use crate::lock::Lock;
 use crate::options::Options;
-use crate::{progress, wireguard_keys};
+use crate::wireguard_keys;
 
 /// Between looks at the keys of nodes.
 const KEYS_INTERVAL: Duration = Duration::from_millis(300);
 /// As long as a node may take to do what it is told.
 const NODE_TIMEOUT: Duration = Duration::from_secs(180);
-
-/// Between words about a node that is waited for.
-const REASON_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Add, stop, start and remove nodes of the cluster on this machine
 #[derive(Debug, Clone, clap::Args)]
@@ -147,28 +145,9 @@ async fn carry_out(options: &Options, node: &str, expected: Shown) -> Result<()>
     }
 }
 
-/// Waits until the API shows the node as ready, and says now and then why it is not.
+/// Waits until the API shows the node as ready.
 pub(crate) async fn until_ready(client: &Client, node: &str) -> Result<()> {
-    let mut ready = std::pin::pin!(until_shown(client, node, Shown::Ready));
-    loop {
-        if let Ok(shown) = tokio::time::timeout(REASON_INTERVAL, &mut ready).await {
-            return shown;
-        }
-        let asked = client.all::<Node>();
-        let why = match tokio::time::timeout(REASON_INTERVAL, asked.get(node)).await {
-            Ok(Ok(found)) => why_not_ready(&found),
-            Ok(Err(error)) if error.is_not_found() => "its kubelet has not registered it".to_owned(),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "the API server does not answer".to_owned(),
-        };
-        progress::note(&format!("node {node} is not ready yet: {why}; 'cox logs' shows more"));
-    }
-}
-
-fn why_not_ready(node: &Node) -> String {
-    let ready = api::node::condition(node, "Ready");
-    let message = ready.and_then(|ready| ready.message.clone()).filter(|message| !message.is_empty());
-    message.unwrap_or_else(|| "its kubelet has not reported yet".to_owned())
+    saying_why(client, node, until_shown(client, node, Shown::Ready)).await
 }
 
 async fn until_shown(client: &Client, node: &str, expected: Shown) -> Result<()> {

@@ -12,6 +12,7 @@ mod keys;
 mod namespace;
 mod parts;
 mod process;
+mod reasons;
 mod record;
 mod routes;
 mod run;

@@ -10,6 +10,7 @@ use anyhow::Result;
 use client::Client;
 use client::metrics::Metrics;
 
+use super::reasons::saying_why;
 use super::{encrypted, routes, service_ranges};
 use crate::components::Components;
 use crate::options::Options;
@@ -66,7 +67,8 @@ impl Node<'_> {
         let volumes = local_volumes::config(options, &settings.name, self.clients.kubelet.clone());
         components.supervise("local-volumes", move |stop| local_csi::run(volumes.clone(), stop));
 
-        let ranges = components.until(node_network::pod_ranges(&self.clients.kubelet, &settings.name)).await?;
+        let (client, name) = (&self.clients.kubelet, &settings.name);
+        let ranges = components.until(saying_why(client, name, node_network::pod_ranges(client, name))).await?;
         let gateway = node_network::ensure_bridge(&ranges)?;
         node_network::masquerade(settings, &ranges)?;
         node_network::write_config(options, settings, &ranges)?;
