@@ -47,8 +47,8 @@ mod tests {
             (ready(""), "its kubelet has not reported yet"),
             (ready("container runtime network not ready"), "container runtime network not ready"),
         ] {
-            let node: Node = serde_json::from_value(json!({"metadata": {}, "status": {"conditions": conditions}})).unwrap();
-            assert_eq!(why_not_ready(&node), expected);
+            let node = json!({"metadata": {}, "status": {"conditions": conditions}});
+            assert_eq!(why_not_ready(&serde_json::from_value(node).unwrap()), expected);
         }
     }
 }

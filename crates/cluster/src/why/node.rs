@@ -27,11 +27,11 @@ pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
     let find = |kind: &str| conditions.iter().find(|condition| condition.type_ == kind);
     match find("Ready") {
         None => Cause::new("its kubelet has not reported yet").then("cox logs kubelet"),
-        Some(ready) if ready.status == "Unknown" => Cause::new("its kubelet went silent")
-            .because(since("no status", ready, now))
-            .then(format!(
+        Some(ready) if ready.status == "Unknown" => {
+            Cause::new("its kubelet went silent").because(since("no status", ready, now)).then(format!(
                 "is the machine up? cox node start {name}, or on the machine 'cox status' and 'cox logs kubelet'"
-            )),
+            ))
+        }
         Some(ready) if ready.status != "True" => Cause::new("its kubelet says it is not ready")
             .because(ready.message.clone().unwrap_or_else(|| ready.reason.clone().unwrap_or_default()))
             .then("cox logs kubelet"),
