@@ -89,6 +89,15 @@ impl Hierarchies {
         }
     }
 
+    /// Whether a controller is there: on version 2, a kernel may have it switched off.
+    pub fn has(&self, controller: &str) -> bool {
+        match self {
+            Self::V2(mount) => fs::read_to_string(mount.join("cgroup.controllers"))
+                .is_ok_and(|text| text.split_whitespace().any(|there| there == controller)),
+            Self::V1(trees) => trees.iter().any(|tree| tree.controllers.iter().any(|there| there == controller)),
+        }
+    }
+
     /// The directories of `path` in all trees.
     pub fn directories(&self, path: impl AsRef<Path>) -> Vec<PathBuf> {
         let path = below(path.as_ref());
@@ -360,6 +369,19 @@ mod tests {
         }
         let beside_no_text = [&b"29 22 0:40 / /x\xff rw - tmpfs \xfe rw\n"[..], v2.as_bytes()].concat();
         assert_eq!(Hierarchies::from_mountinfo(&beside_no_text), Some(Hierarchies::V2(USUAL_MOUNT.into())));
+    }
+
+    #[test]
+    fn a_controller_may_be_switched_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let unified = Hierarchies::V2(dir.path().into());
+        assert!(!unified.has("memory"));
+        for (there, expected) in [("cpuset cpu io pids\n", false), ("cpuset cpu io memory pids\n", true)] {
+            fs::write(dir.path().join("cgroup.controllers"), there).unwrap();
+            assert_eq!(unified.has("memory"), expected, "{there}");
+        }
+        let trees = Hierarchies::V1(vec![tree(&["cpu", "cpuacct"], dir.path())]);
+        assert!(trees.has("cpu") && !trees.has("memory"));
     }
 
     #[test]

@@ -22,8 +22,9 @@ const CHECKS: &[Check] = &[
     },
     Check {
         what: "cgroups",
-        met: || cgroup::Hierarchies::detect().is_ok_and(|trees| trees.directory("memory", "/").is_some()),
-        remedy: "mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it",
+        met: || cgroup::Hierarchies::detect().is_ok_and(|trees| trees.has("memory")),
+        remedy: "mount cgroup2 on /sys/fs/cgroup, or the v1 controllers below it; if they have no memory controller, as on a \
+                 Raspberry Pi, start the kernel with cgroup_enable=memory",
     },
     Check {
         what: "overlayfs",
