@@ -18,7 +18,7 @@ use crate::lock::Lock;
 use crate::options::Options;
 use crate::pki::private_dir;
 use crate::shape::Flags;
-use crate::{background, kubeconfig, nodes, preflight, server};
+use crate::{background, kubeconfig, nodes, preflight, progress, server};
 
 /// Start a cluster on this machine, or resume the existing one
 #[derive(Debug, Clone, clap::Args)]
@@ -82,6 +82,11 @@ async fn run_main(args: Args) -> Result<()> {
     match Lock::holder(&args.options.lock_file())? {
         Some(holder) => {
             println!("cluster {:?} runs already (process {})", args.options.name, holder.pid);
+            if wants_restart(args.flags.clone(), Flags::remembered(&args.options)?)? {
+                progress::note(
+                    "it goes on with the flags of its start: 'cox down' and this command again apply others",
+                );
+            }
             nodes::grow(&args.options, args.flags.nodes.unwrap_or(1)).await?;
         }
         None => {
@@ -116,6 +121,13 @@ async fn run_main(args: Args) -> Result<()> {
     Ok(())
 }
 
+/// Whether flags say something that a cluster that runs does not take up.
+fn wants_restart(flags: Flags, remembered: Flags) -> Result<bool> {
+    let without_nodes = |flags: Flags| Flags { nodes: None, ..flags };
+    let wanted = flags.over(remembered.clone())?.settled()?;
+    Ok(without_nodes(wanted) != without_nodes(remembered))
+}
+
 /// For who came by way of sudo, the kubeconfig is another user's.
 fn next_steps(by_sudo: bool) -> String {
     let sudo = if by_sudo { "sudo " } else { "" };
@@ -132,6 +144,20 @@ fn server_url(admin_kubeconfig: &Path) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn flags_that_wait_for_a_restart_are_told_of() {
+        let with = |gateway, nodes| Flags { gateway, nodes, ..Flags::default() };
+        let remembered = with(Some(false), None).settled().unwrap();
+        for (flags, expected) in [
+            (with(None, None), false),
+            (with(None, Some(3)), false),
+            (with(Some(false), None), false),
+            (with(Some(true), None), true),
+        ] {
+            assert_eq!(wants_restart(flags.clone(), remembered.clone()).unwrap(), expected, "{flags:?}");
+        }
+    }
 
     #[test]
     fn who_came_by_sudo_goes_on_with_it() {
