@@ -325,8 +325,10 @@ mod tests {
 
     /// What discovery and lists say of config maps, and of a group with three kinds whose server only answers discovery.
     async fn half_silent(path: String) -> Response<Body> {
-        let kind = |name: &str| json!({"name": name, "singularName": "", "namespaced": true, "kind": name,
-            "verbs": ["delete", "deletecollection", "list"]});
+        let kind = |name: &str| {
+            json!({"name": name, "singularName": "", "namespaced": true, "kind": name,
+            "verbs": ["delete", "deletecollection", "list"]})
+        };
         let version = json!({"groupVersion": "silent.example.com/v1", "version": "v1"});
         let body = match path.as_str() {
             "/apis" => json!({"groups": [{"name": "silent.example.com", "versions": [version]}]}),
