@@ -27,7 +27,7 @@ use crate::plan::{self, Actions};
 use crate::state::{self, Phase, PodState};
 use crate::status::{Waiting, is_restart_of_all};
 use crate::terminate::Victim;
-use crate::volumes::{Mounted, blocking, subpath};
+use crate::volumes::{Mounted, on_own_thread, subpath};
 use crate::{hooks, huge_pages, images, names, pod_fields, probes, resize, resources, terminate};
 
 /// How a pass ended.
@@ -516,7 +516,7 @@ impl Kubelet {
         for ((volume, path), keys) in env::referenced_files(container) {
             let Some(Mounted::Path { path: root, .. }) = mounted.get(&volume) else { continue };
             let (root, inner) = (root.clone(), path.clone());
-            match blocking(move || subpath::read(&root, &inner).map(|text| EnvFile::parse(&text, &keys))).await {
+            match on_own_thread(move || subpath::read(&root, &inner).map(|text| EnvFile::parse(&text, &keys))).await {
                 Ok(file) => {
                     size += file.size();
                     sources.files.insert((volume, path), file);

@@ -15,3 +15,16 @@ pub(crate) async fn blocking<T: Send + 'static>(
 async fn run(work: Box<dyn FnOnce() -> io::Result<Box<dyn Any + Send>> + Send>) -> io::Result<Box<dyn Any + Send>> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
+
+/// As [`blocking`], on a thread of its own: for work that looks at what a container brings. That may be on a server that is silent, and
+/// a thread that waits for it is none of those that all share.
+pub(crate) async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let (done, outcome) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("volumes".into()).spawn(move || {
+        // Nobody may wait for it any more.
+        let _ = done.send(work());
+    })?;
+    outcome.await.unwrap_or_else(|_| Err(io::Error::other("the thread panicked")))
+}

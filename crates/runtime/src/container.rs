@@ -9,7 +9,7 @@ use cri::v1;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::blocking::blocking;
+use crate::blocking::{blocking, on_own_thread};
 use crate::container_spec;
 use crate::engine::{Container, Engine};
 use crate::error::{Error, Result, doing};
@@ -30,6 +30,7 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     }
     let mut config = request.config.ok_or_else(|| Error::Invalid("container config is missing".into()))?;
     names::check_container(&config)?;
+    let _reserved = Reserved::new(engine, &sandbox.id(), config.metadata.clone().unwrap_or_default())?;
     let image_name = config.image.clone().unwrap_or_default().image;
     // Until the container is known, nobody else knows that its layers are in use; the lease tells other processes.
     let _lease = engine.images.lease().await?;
@@ -77,7 +78,10 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
         }
     };
     // What is mounted is looked at. It may be on a server that is silent, which would hold up whoever else has this thread.
-    let prepared = blocking(prepare).await.unwrap_or_else(|error| Err(doing("preparing a container")(error)));
+    let prepared = tokio::select! {
+        prepared = on_own_thread(prepare) => prepared.unwrap_or_else(|error| Err(doing("preparing a container")(error))),
+        () = engine.stop.cancelled() => Err(Error::Precondition("the runtime is stopping".into())),
+    };
     let built = match prepared {
         Ok(built) => built,
         Err(error) => {
@@ -115,6 +119,34 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     }
     engine.emit(&sandbox.id(), &id, v1::ContainerEventType::ContainerCreatedEvent);
     Ok(id)
+}
+
+/// The name of a container that is being made, until this is dropped. The kubelet asks again and again for one that it gets no answer
+/// about: where a server is silent, each of those would wait for it beside the others.
+struct Reserved<'a> {
+    engine: &'a Engine,
+    key: (String, v1::ContainerMetadata),
+}
+
+impl<'a> Reserved<'a> {
+    fn new(engine: &'a Engine, sandbox: &str, name: v1::ContainerMetadata) -> Result<Self> {
+        let key = (sandbox.to_owned(), name);
+        let mut creating = engine.creating.lock();
+        if creating.contains(&key) {
+            let (sandbox, v1::ContainerMetadata { name, .. }) = key;
+            return Err(Error::Precondition(format!(
+                "container {name:?} of sandbox {sandbox} is being made: what it mounts has not answered yet"
+            )));
+        }
+        creating.push(key.clone());
+        Ok(Self { engine, key })
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.engine.creating.lock().retain(|key| *key != self.key);
+    }
 }
 
 pub(crate) async fn start(engine: &Arc<Engine>, id: &str) -> Result<()> {
@@ -341,6 +373,7 @@ mod tests {
             pod_cidr: Default::default(),
             cpu_rates: Default::default(),
             walks: Default::default(),
+            creating: Default::default(),
             tasks: Default::default(),
             stop: Default::default(),
         })
@@ -451,5 +484,45 @@ mod tests {
         server.join().unwrap();
         assert_eq!(engine.containers.lock().len(), 1);
         assert_eq!(fs::read_dir(directory.path().join("containers")).unwrap().count(), 0);
+    }
+
+    /// While a server is silent the kubelet asks again, every few minutes and for each container that mounts what is there.
+    #[test]
+    fn security_a_silent_mount_takes_one_thread_and_none_of_others() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let share = directory.path().join("share");
+        fs::create_dir(&share).unwrap();
+        let Some(silent) = testkit::silent::Silent::mount(&share) else {
+            eprintln!("skipped: there is no FUSE here");
+            return;
+        };
+        let threads =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+        threads.block_on(async move {
+            let engine = engine(directory.path(), cgroups);
+            let mut request = debugger(&engine);
+            let config = request.config.as_mut().unwrap();
+            config.linux = None;
+            config.mounts.push(v1::Mount {
+                container_path: "/data".into(),
+                host_path: share.to_string_lossy().into_owned(),
+                ..Default::default()
+            });
+            let mut creating = Box::pin(create(&engine, request.clone()));
+            assert!(tokio::time::timeout(Duration::from_millis(100), &mut creating).await.is_err());
+            let limit = Duration::from_secs(60);
+            let again = tokio::time::timeout(limit, create(&engine, request)).await.expect("it waits as well");
+            let refused = again.unwrap_err().to_string();
+            assert!(refused.ends_with("is being made: what it mounts has not answered yet"), "{refused}");
+            tokio::time::timeout(limit, blocking(|| Ok(()))).await.expect("others have no thread").unwrap();
+            drop(silent);
+            // What it comes to depends on when the mount is gone.
+            let _ = creating.await;
+            assert!(engine.creating.lock().is_empty());
+        });
     }
 }

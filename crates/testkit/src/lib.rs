@@ -13,4 +13,5 @@ pub mod peers;
 pub mod registry;
 pub mod runtimes;
 pub mod s3;
+pub mod silent;
 pub mod suite;

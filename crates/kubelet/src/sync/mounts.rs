@@ -9,7 +9,6 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use crate::error::MountError;
 use crate::kubelet::Kubelet;
 use crate::pass::Pass;
-use crate::volumes::kernel::Linux;
 use crate::volumes::{Mounted, blocking, subpath};
 use crate::{containers, dns, env, images, probes, state};
 
@@ -76,7 +75,7 @@ impl Kubelet {
                 Some(sub_path) => {
                     let at =
                         own_dir.join("volume-subpaths").join(&mount.name).join(&container.name).join(index.to_string());
-                    blocking(move || subpath::bind(&Linux, &path, &sub_path, &at)).await.map_err(|error| {
+                    subpath::show(path, sub_path, at).await.map_err(|error| {
                         tracing::warn!(pod = state::full_name(pod), volume = mount.name, %error, "subPath not prepared");
                         let (volume, container) = (mount.name.clone(), container.name.clone());
                         MountError::SubPath { volume, container }

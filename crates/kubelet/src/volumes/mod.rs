@@ -23,6 +23,7 @@ mod local_growth;
 pub(crate) mod mounts;
 mod nfs;
 mod node_check;
+mod own_thread;
 mod ownership;
 mod payload;
 #[cfg(test)]
@@ -63,6 +64,7 @@ pub(crate) use iscsi::{Iscsi, Parts as IscsiParts};
 use kernel::{Kernel, Linux};
 pub(crate) use local_device::LocalDevices;
 pub(crate) use nfs::Nfs;
+pub(crate) use own_thread::on_own_thread;
 use ownership::ChangePolicy;
 pub(crate) use tokens::Tokens;
 
@@ -255,7 +257,7 @@ impl Volumes {
             let path = host_path::on_node(Path::new(&source.path), &self.usual_root, &self.root);
             let kind = source.type_.clone().unwrap_or_default();
             let checked = path.clone();
-            blocking(move || host_path::check(&checked, &kind)).await?;
+            on_own_thread(move || host_path::check(&checked, &kind)).await?;
             return Ok(writable(path));
         }
         if let Some(source) = &volume.image {
@@ -428,7 +430,7 @@ impl Volumes {
             return Err(Cause::NoPlugin(name));
         };
         let policy = change_policy(pod);
-        let path = blocking(move || {
+        let path = on_own_thread(move || {
             host_path::check(&path, &kind)?;
             if !owned.exists() {
                 if let Some(group) = group {
@@ -458,10 +460,10 @@ impl Volumes {
         self.claimed.lock().retain(|(owner, _), _| owner != uid);
         // Parts of volumes that containers saw hold the volumes up.
         let parts = dir.join("volume-subpaths");
-        blocking(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
+        on_own_thread(move || mounts::remove_with_mounts(&Linux, &parts)).await?;
         self.csi.tear_down(uid).await?;
         self.iscsi.tear_down(uid).await?;
-        blocking(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
+        on_own_thread(move || mounts::remove_with_mounts(&Linux, &dir)).await?;
         self.local_devices.release_unused().await;
         self.iscsi.release_unused().await;
         self.config_maps.release(uid);

@@ -14,11 +14,17 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use nix::mount::{MntFlags, MsFlags};
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
 
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Linux};
+use super::on_own_thread;
+
+/// As [`bind`], and whoever serves the volume may be silent.
+pub(crate) async fn show(volume: PathBuf, sub_path: String, at: PathBuf) -> io::Result<PathBuf> {
+    on_own_thread(move || bind(&Linux, &volume, &sub_path, &at)).await
+}
 
 /// Makes `volume/sub_path` available at `at` and returns `at`. Missing directories are made, with
 /// the volume's own permissions.
-pub(crate) fn bind(kernel: &impl Kernel, volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathBuf> {
+fn bind(kernel: &impl Kernel, volume: &Path, sub_path: &str, at: &Path) -> io::Result<PathBuf> {
     let target = open(volume, sub_path)?;
     let is_dir = SFlag::from_bits_truncate(fstat(&target)?.st_mode).contains(SFlag::S_IFDIR);
     if super::mounts::is_mount_point(kernel, at)? {
@@ -222,5 +228,31 @@ mod tests {
             stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(std::fs::read_dir(dir.path().join("outside")).unwrap().count(), 1, "nothing was made outside");
+    }
+
+    /// A pod may bring the server of its volume, and that may be silent for ever. All that it holds up then is the pod: the threads
+    /// that wait for files are few, and those of all pods, the node and the API server.
+    #[test]
+    fn security_a_silent_volume_takes_no_thread_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, at) = (dir.path().join("volume"), dir.path().join("at"));
+        std::fs::create_dir(&volume).unwrap();
+        let Some(silent) = testkit::silent::Silent::mount(&volume) else {
+            eprintln!("skipped: there is no FUSE here");
+            return;
+        };
+        let threads =
+            tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build().unwrap();
+        threads.block_on(async move {
+            let mut shown = Box::pin(show(volume, "part".into(), at));
+            let answered = tokio::time::timeout(std::time::Duration::from_millis(100), &mut shown).await;
+            assert!(answered.is_err(), "nobody serves the volume");
+            let other = tokio::time::timeout(std::time::Duration::from_secs(60), super::super::blocking(|| Ok(())));
+            other.await.expect("others have no thread").unwrap();
+            drop(silent);
+            if let Ok(at) = shown.await {
+                Linux.unmount(&at, MntFlags::MNT_DETACH).unwrap();
+            }
+        });
     }
 }

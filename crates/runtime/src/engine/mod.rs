@@ -58,6 +58,8 @@ pub(crate) struct Engine {
     pub(crate) pod_cidr: Mutex<String>,
     pub(crate) cpu_rates: cgroup::CpuRates,
     pub(crate) walks: Walks,
+    /// Containers that are being made: which sandbox, and which of its containers.
+    pub(crate) creating: Mutex<Vec<(String, v1::ContainerMetadata)>>,
     pub(crate) tasks: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
@@ -180,6 +182,7 @@ impl Engine {
             pod_cidr: Mutex::default(),
             cpu_rates: Default::default(),
             walks: Default::default(),
+            creating: Default::default(),
             tasks: TaskTracker::new(),
             stop,
             config,

@@ -17,7 +17,7 @@ use crate::state;
 use crate::volumes::error::{Cause, Operation};
 use crate::volumes::growth::{self, Telling};
 use crate::volumes::in_use::STAGING;
-use crate::volumes::{Mounted, VolumeError, blocking, change_policy, ownership};
+use crate::volumes::{Mounted, VolumeError, blocking, change_policy, on_own_thread, ownership};
 
 impl Csi {
     pub(super) async fn mount(self: &Arc<Self>, wanted: &Arc<Wanted>, inputs: &Inputs) -> Result<Mounted, VolumeError> {
@@ -97,7 +97,7 @@ impl Csi {
         if let Some(group) = wanted.group_to_apply(&inputs.pod, inputs.object.as_deref(), &driver.abilities) {
             let (layout, owner, policy) = (self.layout.clone(), uid.clone(), change_policy(&inputs.pod));
             let (given, record) = (target.clone(), record.clone());
-            let applied = blocking(move || {
+            let applied = on_own_thread(move || {
                 // Once, before anything of the pod has started: afterwards its containers are at work in it.
                 if !layout.is_group_applied(&owner, &record.spec_name) {
                     ownership::apply(&given, group, policy)?;
