@@ -152,6 +152,12 @@ impl Container {
         })
     }
 
+    /// Whether its shim wrote a status of which a power cut has left no more than the file's name.
+    fn has_lost_status(&self) -> bool {
+        let status = record::read::<StatusRecord>(&self.directory.join("status.json"));
+        status.is_err_and(|error| error.kind() == std::io::ErrorKind::InvalidData)
+    }
+
     pub(crate) fn save(&self) -> Result<()> {
         let path = self.directory.join("container.json");
         let record = self.record.lock().clone();
@@ -275,12 +281,16 @@ impl Engine {
                     continue;
                 }
             };
-            let shim = record::shim(&directory).map_err(unreadable(&directory))?;
             let same_boot = record.boot_id == boot_id;
+            // Of an earlier boot nothing runs, and a power cut may have left no more of the shim's record than its name.
+            let pause_pid = match same_boot {
+                true => record::shim(&directory).map_err(unreadable(&directory))?.pause_pid,
+                false => 0,
+            };
             let (id, stopped) = (record.id.clone(), record.stopped);
             let sandbox = Arc::new(Sandbox {
                 shim: ShimClient::new(&self.shim_socket(&id)),
-                pause_pid: if same_boot { shim.pause_pid } else { 0 },
+                pause_pid,
                 alive: AtomicBool::new(false),
                 record: Mutex::new(record),
                 directory,
@@ -291,6 +301,11 @@ impl Engine {
             if !joined {
                 self.shim_lost(&sandbox);
             }
+        }
+        // Of these a power cut took the sandbox's record.
+        let containers: Vec<_> = self.containers.lock().values().cloned().collect();
+        for container in containers.iter().filter(|it| !self.sandboxes.lock().contains_key(&it.sandbox_id())) {
+            self.unwatched(container);
         }
         Ok(())
     }
@@ -373,23 +388,36 @@ impl Engine {
         };
         self.cgroups.kill(crate::cgroup::child_path(&cgroup_parent(&config), &id));
         for container in self.containers_of(&id) {
-            container.refresh();
-            if !container.is_running() {
-                continue;
-            }
-            self.cgroups.kill(container.record.lock().cgroup.clone());
-            container.status.send_modify(|status| {
-                status.finished_at = record::now();
-                status.exit_code = 137;
-                status.reason = "Unknown".into();
-                status.message = "the process that watched over the container is gone".into();
-            });
-            let status = container.status.borrow().clone();
-            if let Err(error) = record::write(&container.directory.join("status.json"), &status) {
-                tracing::warn!(container = container.id(), %error, "cannot record its end");
-            }
-            self.emit(&sandbox.id(), &container.id(), v1::ContainerEventType::ContainerStoppedEvent);
+            self.unwatched(&container);
         }
+    }
+
+    /// Nobody watches over a container: it has ended, known or not.
+    fn unwatched(&self, container: &Container) {
+        container.refresh();
+        let is_lost = container.state() == v1::ContainerState::ContainerCreated && container.has_lost_status();
+        if !container.is_running() && !is_lost {
+            return;
+        }
+        let (cgroup, created_at) = {
+            let record = container.record.lock();
+            (record.cgroup.clone(), record.created_at)
+        };
+        self.cgroups.kill(cgroup);
+        container.status.send_modify(|status| {
+            if is_lost {
+                status.started_at = created_at.max(1);
+            }
+            status.finished_at = record::now();
+            status.exit_code = 137;
+            status.reason = "Unknown".into();
+            status.message = "the process that watched over the container is gone".into();
+        });
+        let status = container.status.borrow().clone();
+        if let Err(error) = record::write(&container.directory.join("status.json"), &status) {
+            tracing::warn!(container = container.id(), %error, "cannot record its end");
+        }
+        self.emit(&container.sandbox_id(), &container.id(), v1::ContainerEventType::ContainerStoppedEvent);
     }
 
     pub(crate) fn sandbox(&self, id: &str) -> Result<Arc<Sandbox>> {
@@ -502,5 +530,63 @@ mod tests {
         assert_eq!(*container.status.borrow(), ended);
         assert_eq!(container.state(), v1::ContainerState::ContainerExited);
         assert!(!container.refresh(), "nothing new");
+    }
+
+    /// A power cut may leave names of records whose text never came to the disk. The node starts all the same, and nothing that such a
+    /// record was of runs, or is started a second time.
+    #[tokio::test]
+    async fn records_that_a_power_cut_emptied_keep_nobody_from_starting() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let write = |path: String, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("sandboxes/known/sandbox.json".into(), r#"{"id": "known", "complete": true, "boot_id": "earlier"}"#);
+        write("sandboxes/known/shim.json".into(), "");
+        write("sandboxes/lost/sandbox.json".into(), "");
+        let (running, ended) = (r#"{"started_at": 1}"#, r#"{"started_at": 1, "finished_at": 2, "exit_code": 3}"#);
+        let containers = [
+            ("created", "known", None, v1::ContainerState::ContainerCreated, 0),
+            ("ran", "known", Some(running), v1::ContainerState::ContainerExited, 137),
+            ("ended", "known", Some(ended), v1::ContainerState::ContainerExited, 3),
+            ("emptied", "known", Some(""), v1::ContainerState::ContainerExited, 137),
+            ("alone", "lost", Some(running), v1::ContainerState::ContainerExited, 137),
+        ];
+        for (id, sandbox, status, ..) in &containers {
+            let record = format!(r#"{{"id": "{id}", "sandbox": "{sandbox}", "cgroup": "/cox-tests/of-no-container"}}"#);
+            write(format!("containers/{id}/container.json"), &record);
+            if let Some(status) = status {
+                write(format!("containers/{id}/status.json"), status);
+            }
+        }
+        let engine = Arc::new(Engine {
+            config: Config::new(root, root, root.join("cri.sock")),
+            images: Arc::new(ImageStore::open(root).unwrap()),
+            mirrors: Default::default(),
+            cgroups,
+            sandboxes: Default::default(),
+            containers: Default::default(),
+            events: broadcast::channel(1).0,
+            shims: Arc::new(Starter::new(fs::File::open("/dev/null").unwrap().into())),
+            pod_cidr: Default::default(),
+            cpu_rates: Default::default(),
+            walks: Default::default(),
+            creating: Default::default(),
+            tasks: Default::default(),
+            stop: Default::default(),
+        });
+        engine.load_containers().unwrap();
+        engine.load_sandboxes().await.unwrap();
+        for (id, _, _, state, exit_code) in containers {
+            let container = engine.container(id).unwrap();
+            assert_eq!((container.state(), container.status.borrow().exit_code), (state, exit_code), "{id}");
+        }
+        assert!(!root.join("sandboxes/lost").exists());
     }
 }
