@@ -1,7 +1,7 @@
 //! NFS volumes: the kernel's own client, asked by mount(2). What the helper of nfs-utils does is done here: names are
 //! resolved, and versions are tried from the newest to the oldest unless one is asked for.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::kernel::{Kernel, Linux};
 use super::mounts;
@@ -29,13 +29,18 @@ pub(crate) struct Nfs {
     under_way: Arc<Mutex<HashSet<PathBuf>>>,
     /// How many may wait for their servers at a time.
     slots: Arc<Semaphore>,
+    /// And for each server.
+    slots_of_servers: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
 }
 
 const SLOTS: usize = 16;
+/// Less than all, for one that is silent.
+const SLOTS_OF_SERVER: usize = 4;
 
 impl Default for Nfs {
     fn default() -> Self {
-        Self { under_way: Arc::default(), slots: Arc::new(Semaphore::new(SLOTS)) }
+        let slots = Arc::new(Semaphore::new(SLOTS));
+        Self { under_way: Arc::default(), slots, slots_of_servers: Arc::default() }
     }
 }
 
@@ -146,9 +151,7 @@ impl Nfs {
         }
         let address = resolve(&share.server, timeout).await?;
         // Each mount holds a thread for as long as its server is silent.
-        let slot = tokio::time::timeout(timeout, self.slots.clone().acquire_owned()).await;
-        // Nobody closes the semaphore.
-        let slot = slot.map_err(|_| NfsError::Busy)?.map_err(|_| NfsError::Busy)?;
+        let slots = self.slots(&share, timeout).await?;
         if !self.under_way.lock().insert(target.clone()) {
             return Err(NfsError::UnderWay(share.source(), share.server));
         }
@@ -156,13 +159,30 @@ impl Nfs {
         let mounting = tokio::task::spawn_blocking(move || {
             let mounted = mount_share(&Linux, &share, &place, address);
             under_way.lock().remove(&place);
-            drop(slot);
+            drop(slots);
             mounted
         });
         match tokio::time::timeout(timeout, mounting).await {
             Ok(ended) => ended?.map(|()| target),
             Err(_) => Err(NfsError::Silent(target)),
         }
+    }
+
+    /// A place among those that wait for the server, and then one among all: who waits for a silent one keeps nobody from others.
+    async fn slots(&self, share: &Share, timeout: Duration) -> Result<[OwnedSemaphorePermit; 2], NfsError> {
+        let of_server = {
+            let mut all = self.slots_of_servers.lock();
+            // Those that nobody waits for.
+            all.retain(|_, slots| Arc::strong_count(slots) > 1);
+            let new = || Arc::new(Semaphore::new(SLOTS_OF_SERVER));
+            all.entry(share.server.clone()).or_insert_with(new).clone()
+        };
+        let of_server = tokio::time::timeout(timeout, of_server.acquire_owned()).await;
+        let of_server = of_server.map_err(|_| NfsError::UnderWay(share.source(), share.server.clone()))?;
+        let slot = tokio::time::timeout(timeout, self.slots.clone().acquire_owned()).await;
+        // Nobody closes the semaphores.
+        let slot = slot.map_err(|_| NfsError::Busy)?.map_err(|_| NfsError::Busy)?;
+        Ok([of_server.map_err(|_| NfsError::Busy)?, slot])
     }
 }
 
@@ -261,5 +281,24 @@ mod tests {
         let has_nfs = std::fs::read_to_string("/proc/filesystems").unwrap().lines().any(|line| line.ends_with("\tnfs"));
         assert!(has_nfs || failed.contains("No such device"), "{failed}");
         assert!(!target.exists(), "nothing is left behind");
+    }
+
+    /// All pods of a node may have shares of one server, which goes silent.
+    #[tokio::test(start_paused = true)]
+    async fn security_a_silent_server_leaves_room_for_others() {
+        let nfs = Nfs::default();
+        let slots = async |server: &str| nfs.slots(&share(server, false, &[]), Duration::from_secs(60)).await;
+        let mut waiting = Vec::new();
+        for _ in 0..SLOTS_OF_SERVER {
+            waiting.push(slots("a").await.unwrap());
+        }
+        let refused = slots("a").await.unwrap_err().to_string();
+        assert_eq!(refused, "a:/export is being mounted and a has not answered yet");
+        assert!(slots("b").await.is_ok());
+        waiting.pop();
+        assert!(slots("a").await.is_ok());
+        waiting.clear();
+        assert!(slots("b").await.is_ok());
+        assert_eq!(nfs.slots_of_servers.lock().len(), 1, "what nobody waits for is forgotten");
     }
 }
