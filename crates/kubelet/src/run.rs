@@ -495,7 +495,7 @@ impl Running {
     fn read_static_pods(&self) -> (Arc<Notify>, CancellationToken) {
         let settings = &self.kubelet.settings;
         let (mirrors, all_read) = (Arc::new(Notify::new()), CancellationToken::new());
-        let path = settings.static_pod_path.clone().map(Source::Path);
+        let path = settings.static_pod_path.clone().map(Source::path);
         let (headers, period) = (settings.static_pod_url_headers.clone(), settings.http_check_frequency);
         let url = settings.static_pod_url.clone().map(|url| Source::url(url, headers, period));
         let source = Arc::new(StaticPods {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::manifest::{self, ManifestError, Origin};
@@ -20,9 +21,15 @@ const MAX_LENGTH: usize = 10 << 20;
 pub(super) type Pods = HashMap<String, Arc<Pod>>;
 
 pub(crate) enum Source {
-    /// A directory of files, or one file.
-    Path(PathBuf),
+    Path(Files),
     Url(Url),
+}
+
+/// A directory of files, or one file.
+pub(crate) struct Files {
+    path: PathBuf,
+    /// A look that did not end in time.
+    looking: Option<JoinHandle<Result<Found, SourceError>>>,
 }
 
 pub(crate) struct Url {
@@ -71,13 +78,17 @@ pub(super) struct Found {
 }
 
 impl Source {
+    pub(crate) fn path(path: PathBuf) -> Self {
+        Source::Path(Files { path, looking: None })
+    }
+
     pub(crate) fn url(url: String, headers: Vec<(String, String)>, every: Duration) -> Self {
         Source::Url(Url { url, headers, every, asked: None })
     }
 
     pub(super) fn name(&self) -> String {
         match self {
-            Source::Path(path) => path.display().to_string(),
+            Source::Path(files) => files.path.display().to_string(),
             Source::Url(source) => source.url.clone(),
         }
     }
@@ -85,7 +96,7 @@ impl Source {
     /// All pods of the source; none when it is not time to look. A source that cannot be read is an error, not an empty one.
     pub(super) async fn read(&mut self, node: &str) -> Result<Option<Found>, SourceError> {
         match self {
-            Source::Path(path) => read_path(path, node).map(Some),
+            Source::Path(files) => files.read(node, TIMEOUT).await.map(Some),
             Source::Url(source) => {
                 if source.asked.is_some_and(|at| at.elapsed() < source.every) {
                     return Ok(None);
@@ -100,6 +111,18 @@ impl Source {
                 Ok(Some(Found { pods: by_uid(pods), errors: Vec::new() }))
             }
         }
+    }
+}
+
+impl Files {
+    /// They may be on a server that is silent: then the same look is waited for the next time.
+    async fn read(&mut self, node: &str, limit: Duration) -> Result<Found, SourceError> {
+        let (path, node) = (self.path.clone(), node.to_owned());
+        let look = || tokio::task::spawn_blocking(move || read_path(&path, &node));
+        let looking = self.looking.get_or_insert_with(look);
+        let ended = tokio::time::timeout(limit, looking).await.map_err(|_| SourceError::Timeout)?;
+        self.looking = None;
+        ended.unwrap_or_else(|error| Err(SourceError::List(std::io::Error::other(error))))
     }
 }
 
@@ -174,14 +197,14 @@ mod tests {
     async fn a_source_that_fails_is_not_empty() {
         let dir = tempfile::tempdir().unwrap();
         let names = |found: &Found| found.pods.values().map(|pod| state::name(pod).to_string()).collect::<Vec<_>>();
-        let mut missing = Source::Path(dir.path().join("missing"));
+        let mut missing = Source::path(dir.path().join("missing"));
         assert!(missing.read("n").await.unwrap().unwrap().pods.is_empty());
         std::fs::write(dir.path().join("web.yaml"), POD).unwrap();
         std::fs::write(dir.path().join("broken.yaml"), "kind: Pod").unwrap();
         std::fs::write(dir.path().join(".hidden"), POD).unwrap();
-        let found = Source::Path(dir.path().into()).read("n").await.unwrap().unwrap();
+        let found = Source::path(dir.path().into()).read("n").await.unwrap().unwrap();
         assert_eq!((names(&found), found.errors.len()), (vec!["web-n".to_string()], 1));
-        let found = Source::Path(dir.path().join("web.yaml")).read("n").await.unwrap().unwrap();
+        let found = Source::path(dir.path().join("web.yaml")).read("n").await.unwrap().unwrap();
         assert_eq!(names(&found), ["web-n"]);
         // Bound, and nobody listens.
         let nobody = tokio::net::TcpSocket::new_v4().unwrap();
@@ -190,6 +213,26 @@ mod tests {
         let mut url = Source::url(address, Vec::new(), Duration::from_secs(3600));
         assert!(url.read("n").await.is_err());
         assert!(url.read("n").await.unwrap().is_none(), "it is not time to ask again");
+    }
+
+    #[tokio::test]
+    async fn manifests_on_a_silent_server_hold_up_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(silent) = testkit::silent::Silent::mount(dir.path()) else {
+            eprintln!("skipped: there is no FUSE here");
+            return;
+        };
+        let mut files = Files { path: dir.path().into(), looking: None };
+        for _ in 0..2 {
+            let refused = files.read("n", Duration::from_millis(50)).await;
+            assert!(matches!(refused, Err(SourceError::Timeout)), "nobody answers, and others have their turn");
+        }
+        drop(silent);
+        // What it comes to depends on when the mount is gone.
+        let _ = files.read("n", Duration::from_secs(60)).await;
+        assert!(files.looking.is_none(), "the same look is waited for");
+        std::fs::write(dir.path().join("web.yaml"), POD).unwrap();
+        assert_eq!(files.read("n", Duration::from_secs(60)).await.unwrap().pods.len(), 1);
     }
 
     #[tokio::test]
