@@ -24,6 +24,8 @@ pub fn system_bus() -> PathBuf {
     address.strip_prefix("unix:path=").unwrap_or(SYSTEM_BUS).into()
 }
 const MAX_DESCRIPTORS: usize = 16;
+/// Messages that may come while an answer is waited for. Everybody who reaches the bus may send signals.
+const MAX_WAITING: usize = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -79,17 +81,15 @@ impl Connection {
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", socket.display())))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        let mut connection =
-            Connection { stream, last_serial: 0, waiting: VecDeque::new(), descriptors: VecDeque::new() };
+        let mut connection = Self::over(stream);
         connection.sign_in()?;
-        connection.call(Call {
-            destination: "org.freedesktop.DBus",
-            path: "/org/freedesktop/DBus",
-            interface: "org.freedesktop.DBus",
-            member: "Hello",
-            body: Vec::new(),
-        })?;
+        connection.call_bus("Hello", Vec::new())?;
         Ok(connection)
+    }
+
+    /// A connection that has signed in.
+    pub(crate) fn over(stream: UnixStream) -> Self {
+        Connection { stream, last_serial: 0, waiting: VecDeque::new(), descriptors: VecDeque::new() }
     }
 
     /// The kernel tells the bus who we are; all we do is claim it.
@@ -123,11 +123,19 @@ impl Connection {
             body: call.body,
             ..Message::new(Kind::Call)
         };
+        // Those of an answer that nobody took them from.
+        self.descriptors.clear();
         let serial = self.send(message, &[])?;
         let deadline = Instant::now() + TIMEOUT;
         loop {
             let message = self.read(deadline)?;
             if message.reply_serial != Some(serial) {
+                if self.waiting.len() == MAX_WAITING {
+                    return Err(Error::Protocol(format!("{MAX_WAITING} messages came before the answer")));
+                }
+                if Instant::now() >= deadline {
+                    return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+                }
                 self.waiting.push_back(message);
                 continue;
             }
@@ -145,14 +153,22 @@ impl Connection {
     /// Asks the bus for the signals of an interface.
     pub fn subscribe(&mut self, interface: &str, member: &str) -> Result<(), Error> {
         let rule = format!("type='signal',interface='{interface}',member='{member}'");
-        self.call(Call {
-            destination: "org.freedesktop.DBus",
-            path: "/org/freedesktop/DBus",
-            interface: "org.freedesktop.DBus",
-            member: "AddMatch",
-            body: vec![Value::text(rule)],
-        })?;
+        self.call_bus("AddMatch", vec![Value::text(rule)])?;
         Ok(())
+    }
+
+    /// Whether a message is of whoever has this name on the bus now. A signal may be of anybody, whatever it says.
+    pub fn is_from(&mut self, message: &Message, name: &str) -> Result<bool, Error> {
+        match self.call_bus("GetNameOwner", vec![Value::text(name)]) {
+            Ok(body) => Ok(matches!(body.first(), Some(Value::Text(owner)) if message.sender.as_ref() == Some(owner))),
+            Err(Error::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn call_bus(&mut self, member: &str, body: Vec<Value>) -> Result<Vec<Value>, Error> {
+        let name = "org.freedesktop.DBus";
+        self.call(Call { destination: name, path: "/org/freedesktop/DBus", interface: name, member, body })
     }
 
     /// The next message that is no answer, or none in that time.
@@ -189,6 +205,7 @@ impl Connection {
     }
 
     fn read(&mut self, deadline: Instant) -> Result<Message, Error> {
+        let known = self.descriptors.len();
         let mut head = [0; 16];
         self.read_exact(&mut head, deadline)?;
         let length = Message::length(&head)?;
@@ -196,7 +213,12 @@ impl Connection {
         bytes.resize(length, 0);
         // Once begun, a message comes as a whole.
         self.read_exact(&mut bytes[16..], Instant::now() + TIMEOUT)?;
-        Ok(Message::decode(&bytes)?)
+        let message = Message::decode(&bytes)?;
+        // Nobody takes those that come unasked.
+        if message.kind != Kind::Answer {
+            self.descriptors.truncate(known);
+        }
+        Ok(message)
     }
 
     fn read_exact(&mut self, mut buffer: &mut [u8], deadline: Instant) -> Result<(), Error> {
@@ -235,4 +257,28 @@ fn is_timeout(error: &io::Error) -> bool {
 fn owned(raw: i32) -> OwnedFd {
     // SAFETY: the kernel made this descriptor for us when the message came; nobody else knows its number.
     unsafe { OwnedFd::from_raw_fd(raw) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer may send signals, and descriptors with them, without end.
+    #[test]
+    fn security_messages_without_end_are_cut_off() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection::over(ours);
+        let flood = std::thread::spawn(move || {
+            let mut peer = Connection::over(theirs);
+            let descriptor = OwnedFd::from(io::pipe().unwrap().0);
+            let signal = Message { member: Some("Noise".into()), ..Message::new(Kind::Signal) };
+            // Until the other side is closed.
+            while peer.send(signal.clone(), &[&descriptor]).is_ok() {}
+        });
+        let refused = connection.call_bus("Hello", Vec::new()).unwrap_err();
+        assert_eq!(refused.to_string(), "D-Bus: 1024 messages came before the answer");
+        assert_eq!((connection.waiting.len(), connection.descriptors.len()), (MAX_WAITING, 0));
+        drop(connection);
+        flood.join().unwrap();
+    }
 }

@@ -39,13 +39,54 @@ pub fn watch_shutdown(connection: &mut Connection) -> Result<(), Error> {
     connection.subscribe(MANAGER, "PrepareForShutdown")
 }
 
-/// What a message says about a shutdown: it begins, or it was called off. None for other messages.
-pub fn shutting_down(message: &Message) -> Option<bool> {
+/// What a message says about a shutdown: it begins, or it was called off. None for other messages, and for those of others than
+/// logind.
+pub fn shutting_down(connection: &mut Connection, message: &Message) -> Result<Option<bool>, Error> {
     let is_it = message.kind == Kind::Signal
         && message.interface.as_deref() == Some(MANAGER)
         && message.member.as_deref() == Some("PrepareForShutdown");
     match message.body.first() {
-        Some(Value::Bool(begins)) if is_it => Some(*begins),
-        _ => None,
+        Some(Value::Bool(begins)) if is_it => Ok(connection.is_from(message, NAME)?.then_some(*begins)),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// Whoever reaches the bus may send this signal, and a node that believed it would end its pods.
+    #[test]
+    fn security_a_shutdown_is_announced_by_logind_only() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut connection = Connection::over(ours);
+        let bus = std::thread::spawn(move || {
+            let mut bus = Connection::over(theirs);
+            while let Ok(Some(call)) = bus.receive(Duration::from_secs(60)) {
+                assert_eq!((call.member.as_deref(), call.body), (Some("GetNameOwner"), vec![Value::text(NAME)]));
+                let body = vec![Value::text(":1.1")];
+                bus.send(Message { reply_serial: Some(call.serial), body, ..Message::new(Kind::Answer) }, &[]).unwrap();
+            }
+        });
+        let signal = |sender: Option<&str>, member: &str| Message {
+            interface: Some(MANAGER.into()),
+            member: Some(member.into()),
+            sender: sender.map(str::to_owned),
+            body: vec![Value::Bool(true)],
+            ..Message::new(Kind::Signal)
+        };
+        for (sender, member, expected) in [
+            (Some(":1.1"), "PrepareForShutdown", Some(true)),
+            (Some(":1.2"), "PrepareForShutdown", None),
+            (None, "PrepareForShutdown", None),
+            (Some(":1.1"), "PrepareForSleep", None),
+        ] {
+            let told = shutting_down(&mut connection, &signal(sender, member)).unwrap();
+            assert_eq!(told, expected, "{sender:?} {member}");
+        }
+        drop(connection);
+        bus.join().unwrap();
     }
 }

@@ -93,16 +93,21 @@ fn job(connection: &mut Connection, member: &str, body: Vec<Value>) -> Result<()
         return Err(Error::Protocol(format!("{member} answered {answer:?}")));
     };
     let deadline = Instant::now() + JOB_TIMEOUT;
-    while let Some(message) = connection.receive(deadline.saturating_duration_since(Instant::now()))? {
+    // Others may send without end.
+    while Instant::now() < deadline
+        && let Some(message) = connection.receive(deadline.saturating_duration_since(Instant::now()))?
+    {
         match job_end(&message, job) {
-            Some("done") => return Ok(()),
-            Some(result) => {
-                return Err(Error::Refused {
-                    name: member.into(),
-                    message: format!("the job of systemd ended with {result:?}"),
-                });
-            }
-            None => {}
+            Some(result) if connection.is_from(&message, NAME)? => match result {
+                "done" => return Ok(()),
+                result => {
+                    return Err(Error::Refused {
+                        name: member.into(),
+                        message: format!("the job of systemd ended with {result:?}"),
+                    });
+                }
+            },
+            _ => {}
         }
     }
     Err(Error::Protocol(format!("{member}: systemd did not end its job in time")))

@@ -106,7 +106,7 @@ fn hold(connection: &mut Connection, events: &mpsc::Sender<Event>) -> Result<(),
 fn listen(mut connection: Connection, events: &mpsc::Sender<Event>) -> Result<(), dbus::Error> {
     loop {
         let Some(message) = connection.receive(FOREVER)? else { continue };
-        match logind::shutting_down(&message) {
+        match logind::shutting_down(&mut connection, &message)? {
             Some(true) => send(events, Event::Begins)?,
             Some(false) => {
                 send(events, Event::CalledOff)?;

@@ -88,7 +88,7 @@ impl Logind {
     pub(crate) fn start(bus: &Bus) -> Self {
         let locks: Arc<Mutex<Vec<std::io::PipeReader>>> = Arc::default();
         let given = locks.clone();
-        bus.serve("org.freedesktop.login1", move |message, _| match message.member.as_deref() {
+        bus.serve("org.freedesktop.login1", move |message, connection| match message.member.as_deref() {
             Some("Inhibit") => {
                 assert_eq!(message.body[0], Value::text("shutdown"));
                 assert_eq!(message.body[3], Value::text("delay"));
@@ -97,6 +97,17 @@ impl Logind {
                 (vec![Value::Descriptor(0)], vec![writer.into()])
             }
             Some("Get") => (vec![Value::variant(Value::U64(600_000_000))], Vec::new()),
+            Some("Announce") => {
+                let signal = Message {
+                    path: Some("/org/freedesktop/login1".into()),
+                    interface: Some("org.freedesktop.login1.Manager".into()),
+                    member: Some("PrepareForShutdown".into()),
+                    body: message.body.clone(),
+                    ..Message::new(Kind::Signal)
+                };
+                connection.send(signal, &[]).unwrap();
+                (Vec::new(), Vec::new())
+            }
             other => panic!("logind is asked for {other:?}"),
         });
         Logind { socket: bus.socket.clone(), locks }
@@ -117,16 +128,16 @@ impl Logind {
     /// Announces a shutdown, or that it was called off.
     pub(crate) fn announce(&self, begins: bool) {
         let mut connection = Connection::open(&self.socket).unwrap();
-        let signal = Message {
-            path: Some("/org/freedesktop/login1".into()),
-            interface: Some("org.freedesktop.login1.Manager".into()),
-            member: Some("PrepareForShutdown".into()),
-            body: vec![Value::Bool(begins)],
-            ..Message::new(Kind::Signal)
-        };
-        connection.send(signal, &[]).unwrap();
-        // The bus has taken it once it answers something after it.
-        connection.subscribe("test.None", "None").unwrap();
+        // The bus has taken the signal before the answer.
+        connection
+            .call(Call {
+                destination: "org.freedesktop.login1",
+                path: "/org/freedesktop/login1",
+                interface: "test.Announcer",
+                member: "Announce",
+                body: vec![Value::Bool(begins)],
+            })
+            .unwrap();
     }
 }
 
