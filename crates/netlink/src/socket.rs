@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::sys::socket::sockopt::{SndBuf, SndBufForce};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recvfrom, sendto, setsockopt, socket,
 };
 
 use crate::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32};
@@ -13,6 +13,9 @@ use crate::message::{HEADER, NLM_F_ACK, NLM_F_DUMP, Request, read_u16, read_u32}
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_DUMP_INTR: u16 = 0x10;
+
+/// The port of the kernel's own end.
+const KERNEL: u32 = 0;
 
 /// The kernel's dump buffers are at most 32 KiB; a single large link answer fits as well.
 const BUFFER: usize = 64 * 1024;
@@ -122,9 +125,13 @@ impl Socket {
 
     fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<&'a [u8]> {
         loop {
-            match recv(self.fd.as_raw_fd(), buffer, MsgFlags::empty()) {
+            let (length, sender) = match recvfrom::<NetlinkAddr>(self.fd.as_raw_fd(), buffer) {
                 Err(nix::errno::Errno::EINTR) => continue,
-                length => return Ok(&buffer[..length?]),
+                received => received?,
+            };
+            // In the namespace of a pod its containers may be allowed to send as well.
+            if sender.is_some_and(|sender| sender.pid() == KERNEL) {
+                return Ok(&buffer[..length]);
             }
         }
     }
@@ -150,5 +157,30 @@ fn verdict(message: &[u8]) -> io::Result<()> {
         Some(0) => Ok(()),
         Some(errno) => Err(io::Error::from_raw_os_error(-errno)),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "netlink verdict without a number")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+    use nix::sys::socket::getsockname;
+
+    use super::*;
+
+    /// A container that may change the network of its pod may send to every socket there.
+    #[test]
+    fn security_answers_are_the_kernels_only() {
+        let (ours, theirs) = (Socket::open().unwrap(), Socket::open().unwrap());
+        // The loopback link, in every namespace.
+        assert!(ours.link_by_index(1).unwrap().is_some());
+        let own: NetlinkAddr = getsockname(ours.fd.as_raw_fd()).unwrap();
+        // "Not permitted", as the answer to what is asked next.
+        let errno = (-(Errno::EPERM as i32)).to_ne_bytes();
+        let refusal = Request::new(NLMSG_ERROR, 0).body(&errno).body(&[0; HEADER]).finish(2);
+        if let Err(error) = sendto(theirs.fd.as_raw_fd(), &refusal, &own, MsgFlags::empty()) {
+            eprintln!("skipped: only root may send that: {error}");
+            return;
+        }
+        assert!(ours.link_by_index(1).unwrap().is_some());
     }
 }
