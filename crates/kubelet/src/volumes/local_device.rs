@@ -16,7 +16,7 @@ use tokio::sync::OwnedMutexGuard;
 use super::csi::names;
 use super::error::{Cause, check_name};
 use super::kernel::{Kernel, Linux};
-use super::{ChangePolicy, blocking, format, mounts, ownership};
+use super::{ChangePolicy, format, mounts, on_own_thread, ownership};
 
 /// The plug-in's name as part of a path.
 pub(super) const PLUGIN: &str = "kubernetes.io~local-volume";
@@ -58,7 +58,7 @@ impl LocalDevices {
         check_name("volume name", &disk.name)?;
         let held: OwnedMutexGuard<()> = self.lock_of(&disk.name).lock_owned().await;
         let place = self.mounts().join(&disk.name);
-        blocking(move || {
+        on_own_thread(move || {
             // Whoever gives up waiting does not let others in before this is done.
             let _held = held;
             std::fs::create_dir_all(&target)?;
@@ -82,7 +82,7 @@ impl LocalDevices {
     pub(super) async fn grow(&self, name: &str, device: PathBuf) -> io::Result<()> {
         let held: OwnedMutexGuard<()> = self.lock_of(name).lock_owned().await;
         let place = self.mounts().join(name);
-        blocking(move || {
+        on_own_thread(move || {
             let _held = held;
             format::grow(&device, &place)
         })
@@ -103,7 +103,7 @@ impl LocalDevices {
         for name in mounted {
             let Ok(held) = self.lock_of(&name).try_lock_owned() else { continue };
             let (place, pods) = (dir.join(&name), pods.clone());
-            let released = blocking(move || {
+            let released = on_own_thread(move || {
                 let _held = held;
                 if is_used(&pods, &name)? {
                     return Ok(true);
@@ -125,9 +125,10 @@ impl LocalDevices {
     }
 }
 
+/// Whether a pod has a directory for the device, which itself is not looked at: what is mounted there may not answer.
 fn is_used(pods: &Path, name: &str) -> io::Result<bool> {
     for uid in names(pods)? {
-        if pods.join(uid).join("volumes").join(PLUGIN).join(name).try_exists()? {
+        if names(&pods.join(uid).join("volumes").join(PLUGIN))?.iter().any(|there| there == name) {
             return Ok(true);
         }
     }
@@ -200,6 +201,25 @@ mod tests {
         remove("c");
         devices.release_unused().await;
         assert!(Command::new("losetup").arg("-d").arg(&device).status().unwrap().success());
+    }
+
+    /// Whoever ends, looks whether devices can go, and those of others may not answer.
+    #[tokio::test]
+    async fn a_device_that_does_not_answer_holds_up_no_other_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("pods/a/volumes").join(PLUGIN).join("pv");
+        let place = dir.path().join("plugins/kubernetes.io/local-volume/mounts/pv");
+        std::fs::create_dir_all(&target).unwrap();
+        std::fs::create_dir_all(&place).unwrap();
+        let Some(silent) = testkit::silent::Silent::mount(&target) else {
+            eprintln!("skipped: there is no FUSE here");
+            return;
+        };
+        let devices = LocalDevices::new(dir.path().into());
+        let looked = tokio::time::timeout(std::time::Duration::from_secs(60), devices.release_unused()).await;
+        drop(silent);
+        assert_eq!(looked, Ok(true), "it is still used");
+        assert!(place.exists());
     }
 
     /// `CAP_SYS_RESOURCE`.
