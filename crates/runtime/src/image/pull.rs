@@ -234,8 +234,11 @@ async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Re
     }
     let lock = store.lock_of(&blob.digest);
     let _alone = lock.lock().await;
-    if let Ok(there) = tokio::fs::metadata(store.blob_path(&blob.digest)).await {
-        return check_length(blob, there.len());
+    match tokio::fs::metadata(store.blob_path(&blob.digest)).await {
+        // A power cut has left no more of it than its name.
+        Ok(there) if there.len() == 0 && blob.size > 0 => {}
+        Ok(there) => return check_length(blob, there.len()),
+        Err(_) => {}
     }
     let partial = store.ingest_path(&blob.digest);
     let mut attempt = 0;
@@ -421,5 +424,20 @@ mod tests {
             let blob = Descriptor { digest: digest.clone(), size, ..Default::default() };
             assert_eq!(fetch(&store, &registry, &blob).await.is_ok(), is_fine, "{size}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_blob_that_a_power_cut_emptied_is_fetched_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap());
+        // Bound, and nobody listens.
+        let nobody = tokio::net::TcpSocket::new_v4().unwrap();
+        nobody.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let reference = format!("{}/a:b", nobody.local_addr().unwrap()).parse().unwrap();
+        let registry = Registry::new(Mirrors::default().endpoints(&reference).unwrap().remove(0), None).unwrap();
+        let blob = Descriptor { digest: format!("sha256:{}", "1".repeat(64)), size: 20, ..Default::default() };
+        std::fs::write(store.blob_path(&blob.digest), "").unwrap();
+        let asked = fetch(&store, &registry, &blob).await;
+        assert!(matches!(asked, Err(PullError::Unreachable(_))), "{asked:?}");
     }
 }

@@ -68,13 +68,14 @@ impl Registry {
         let (response, is_first) = self.follow(&url, accept, authorization.as_deref(), offset).await?;
         // Credentials are the answer to a challenge of the registry itself, never of whom it sends us to.
         if response.status() != StatusCode::UNAUTHORIZED || !is_first {
-            return check(response, &url).await;
+            return check(response, &url, is_first).await;
         }
         let challenge =
             response.headers().get(WWW_AUTHENTICATE).and_then(|v| v.to_str().ok()).unwrap_or_default().to_string();
         let authorization = self.authorize(&challenge).await?;
         *self.authorization.lock().await = Some(authorization.clone());
-        check(self.follow(&url, accept, Some(&authorization), offset).await?.0, &url).await
+        let (response, is_first) = self.follow(&url, accept, Some(&authorization), offset).await?;
+        check(response, &url, is_first).await
     }
 
     /// Answers a 401: basic credentials, or a token from the place that the challenge names.
@@ -218,11 +219,14 @@ async fn collect(response: Response<Incoming>) -> Result<Bytes, PullError> {
     Ok(all.into())
 }
 
-async fn check(response: Response<Incoming>, url: &str) -> Result<Response<Incoming>, PullError> {
+/// What went wrong is told in the words of the registry. It may lead anywhere that this node reaches, and of what is said there whoever
+/// named the image hears nothing.
+async fn check(response: Response<Incoming>, url: &str, is_first: bool) -> Result<Response<Incoming>, PullError> {
     match response.status() {
         status if status.is_success() => Ok(response),
         StatusCode::NOT_FOUND => Err(PullError::NotFound(url.to_string())),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(PullError::Unauthorized(url.to_string())),
+        status if !is_first => Err(PullError::Server(format!("{url}: unexpected status {status} after a redirect"))),
         status => {
             let body = collect(response).await.unwrap_or_default();
             let text = String::from_utf8_lossy(&body[..body.len().min(512)]).into_owned();
@@ -420,6 +424,22 @@ mod tests {
         let stolen = stolen.lock();
         assert!(!stolen.is_empty());
         assert!(stolen.iter().all(|request| !request.to_lowercase().contains("authorization")), "{stolen:?}");
+    }
+
+    #[tokio::test]
+    async fn security_what_is_said_where_a_registry_leads_is_not_told() {
+        let failing = |_: &str| "HTTP/1.1 500 Oops\r\ncontent-length: 7\r\n\r\nsecrets".to_owned();
+        let (inside, _) = server(failing).await;
+        let location = inside.clone();
+        let (leading, _) = server(move |_| {
+            format!("HTTP/1.1 307 Temporary Redirect\r\nlocation: {location}/x\r\ncontent-length: 0\r\n\r\n")
+        })
+        .await;
+        for (registry, is_told) in [(inside, true), (leading, false)] {
+            let registry = Registry::new(endpoint(registry), None).unwrap();
+            let failed = registry.document("manifests/x", "*/*").await.unwrap_err().to_string();
+            assert!(failed.contains("unexpected status 500") && failed.contains("secrets") == is_told, "{failed}");
+        }
     }
 
     #[tokio::test]
