@@ -477,9 +477,9 @@ impl Network {
         let write = move || -> std::io::Result<()> {
             let dir = target.parent().unwrap_or(Path::new("/"));
             std::fs::create_dir_all(dir)?;
-            let aside = target.with_extension("new");
-            std::fs::write(&aside, cached.to_string())?;
-            std::fs::rename(aside, target)
+            let draft = draft(&target);
+            std::fs::write(&draft, cached.to_string())?;
+            std::fs::rename(draft, target)
         };
         match tokio::task::spawn_blocking(write).await {
             Ok(Ok(())) => Ok(()),
@@ -565,6 +565,11 @@ fn identity(cached: &Value) -> (String, String, AttachmentArgs) {
     let cni_args = serde_json::from_value(cached["cniArgs"].clone()).unwrap_or_default();
     let capabilities = cached["capabilityArgs"].as_object().cloned().unwrap_or_default();
     (text("containerId"), text("ifName"), AttachmentArgs { cni_args, capabilities })
+}
+
+/// Where a note is written before it has its name. That may have dots, as those of networks and links may.
+fn draft(note: &Path) -> PathBuf {
+    PathBuf::from([note.as_os_str(), ".new".as_ref()].into_iter().collect::<OsString>())
 }
 
 /// Where the note of an attachment is kept that was left without all of its plug-ins.
@@ -749,5 +754,12 @@ mod tests {
         assert!(matches!(noted("c1").await, Err(Error::Cache { .. })));
         assert!(matches!(network.cached("c1", "eth0").await, Err(Error::Cache { .. })));
         assert!(matches!(network.gc(&[]).await, Err(Error::Cache { .. })));
+    }
+
+    /// Names of networks may have dots, and pods are connected side by side.
+    #[test]
+    fn no_two_attachments_write_one_draft() {
+        let drafts = ["a.b-c1-eth0", "a.b-c2-eth0", "a.b-c1-eth0.5"].map(|note| draft(Path::new(note)));
+        assert_eq!(drafts, ["a.b-c1-eth0.new", "a.b-c2-eth0.new", "a.b-c1-eth0.5.new"].map(PathBuf::from));
     }
 }
