@@ -163,6 +163,8 @@ fn reserved(settings: &Settings, topology: &Topology) -> anyhow::Result<CpuSet> 
 
 fn read(path: &Path) -> anyhow::Result<Assigned> {
     let bytes = match std::fs::read(path) {
+        // Its name came to the disk and its text did not, before a power cut: none of its containers is there any more.
+        Ok(bytes) if bytes.is_empty() => return Ok(Assigned::new()),
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Assigned::new()),
         Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
@@ -225,5 +227,15 @@ mod tests {
         again.admit(&pod("whole", "2")).unwrap();
         again.release("whole");
         assert_eq!(manager(&path).cpus("part", "c").to_string(), "0-3");
+    }
+
+    #[test]
+    fn what_a_power_cut_emptied_keeps_no_kubelet_from_starting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cpu_manager_state");
+        std::fs::write(&path, "").unwrap();
+        assert!(read(&path).unwrap().is_empty());
+        std::fs::write(&path, "{").unwrap();
+        assert!(read(&path).is_err(), "what is damaged otherwise is for people to look at");
     }
 }
