@@ -27,6 +27,7 @@ use crate::cgroup::Cgroups;
 use crate::disk_usage::Walks;
 use crate::error::{Error, Result, doing};
 use crate::image::{ImageStore, Mirrors};
+use crate::network;
 use crate::pod_config::cgroup_parent;
 use crate::record::{self, ContainerRecord, SandboxRecord, StatusRecord};
 use crate::shim::client::{Events, ShimClient};
@@ -213,7 +214,7 @@ impl Engine {
                 if let Err(error) = blocking(sweep).await {
                     tracing::warn!(%error, "what failed pulls have left is not removed");
                 }
-                crate::network::release_left(&engine.config).await;
+                network::release_left(&engine.config).await;
             }
         }));
     }
@@ -277,6 +278,13 @@ impl Engine {
                 Err(error) if !record::is_half_written(&error) => return Err(unreadable(&directory)(error)),
                 Err(error) => {
                     tracing::warn!(path = %directory.display(), %error, "removing half a sandbox");
+                    // It may have had addresses, where a power cut took its record.
+                    if let Some(id) = directory.file_name().and_then(|name| name.to_str())
+                        && let Err(error) = network::remove(&self.config, id, &Default::default(), 0).await
+                    {
+                        tracing::warn!(sandbox = id, %error, "its network is not released, the next start will retry");
+                        continue;
+                    }
                     let _ = files::remove_tree(&directory);
                     continue;
                 }
@@ -565,8 +573,15 @@ mod tests {
                 write(format!("containers/{id}/status.json"), status);
             }
         }
+        // {"name":"n","type":"gone"}
+        let noted = r#"{"containerId": "lost", "ifName": "eth0", "config": "eyJuYW1lIjoibiIsInR5cGUiOiJnb25lIn0="}"#;
+        write("cni/results/n-lost-eth0".into(), noted);
+        let mut config = Config::new(root, root, root.join("cri.sock"));
+        config.cni_conf_dir = root.join("net.d");
+        config.cni_bin_dirs = Vec::new();
+        config.cni_cache_dir = Some(root.join("cni"));
         let engine = Arc::new(Engine {
-            config: Config::new(root, root, root.join("cri.sock")),
+            config,
             images: Arc::new(ImageStore::open(root).unwrap()),
             mirrors: Default::default(),
             cgroups,
@@ -588,5 +603,6 @@ mod tests {
             assert_eq!((container.state(), container.status.borrow().exit_code), (state, exit_code), "{id}");
         }
         assert!(!root.join("sandboxes/lost").exists());
+        assert!(root.join("cni/results/n-lost-eth0.left").exists(), "its plug-in was asked for");
     }
 }
