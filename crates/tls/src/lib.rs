@@ -1,7 +1,7 @@
 //! What every TLS end shares: certificates from files, files that are read again when they change, the two verifiers for
 //! when trust is decided elsewhere, a stream that sends the frames of HTTP/2 together, and the limits of a port's connections.
 //!
-//! Used by the API server, the client, the kubelet and the runtime's image puller. Which authority to trust, and what a
+//! Used by the API server, the store's client of etcd, the client, the kubelet and the runtime's image puller. Which authority to trust, and what a
 //! certificate means, is theirs to say.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -10,6 +10,7 @@ pub mod der;
 pub mod descriptors;
 mod files;
 mod gathered;
+mod pair;
 mod private_key;
 mod reload;
 mod serving;
@@ -23,6 +24,7 @@ use rustls::crypto::CryptoProvider;
 pub use connections::{Accepted, Answered, Connections, Detached, Limits, Place, Stream, Work, accept};
 pub use files::{certificates, load_certificates, load_key, load_roots, system_roots};
 pub use gathered::Gathered;
+pub use pair::{Pair, is_pair, read_pair};
 pub use private_key::pkcs8;
 pub use reload::{Reloading, Reloads};
 pub use serving::ServingCertificate;

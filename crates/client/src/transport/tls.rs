@@ -1,13 +1,10 @@
 //! TLS towards the server: which authorities to trust and which certificate to show.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use rustls::crypto::ring;
-use rustls::sign::CertifiedKey;
-use rustls::{ClientConfig, InconsistentKeys, RootCertStore};
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -17,13 +14,8 @@ use crate::kubeconfig::{AuthInfo, Cluster};
 /// Where the system keeps its trusted authorities, for clusters that name none.
 const SYSTEM_ROOTS: [&str; 2] = ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt"];
 
-/// How often, and how long apart, a pair of files is read again that does not belong together: whoever exchanges them writes
-/// one after the other.
-const EXCHANGE_READS: usize = 20;
-const EXCHANGE_PAUSE: Duration = Duration::from_millis(5);
-
 /// Certificate chain and key in PEM.
-pub(super) type Identity = (Vec<u8>, Vec<u8>);
+pub(super) type Identity = ::tls::Pair;
 
 /// Builds the configuration of one connection. Files are read here, so a rotated certificate is used by the next one.
 pub(super) fn config(cluster: &Cluster, identity: Option<Identity>, http2: bool) -> Result<ClientConfig, Error> {
@@ -49,26 +41,12 @@ pub(super) fn config(cluster: &Cluster, identity: Option<Identity>, http2: bool)
     Ok(config)
 }
 
-/// The client certificate that a kubeconfig user names, in data or files. Files that are being exchanged are read again,
-/// until the key belongs to the certificate or has had its time to.
+/// The client certificate that a kubeconfig user names, in data or files.
 pub(super) fn identity(user: &AuthInfo) -> Result<Option<Identity>, Error> {
-    let mut found = read_identity(user)?;
-    let is_in_files = user.client_certificate_data.is_none() || user.client_key_data.is_none();
-    for _ in 0..EXCHANGE_READS {
-        if !is_in_files || found.as_ref().is_none_or(belongs) {
-            break;
-        }
-        std::thread::sleep(EXCHANGE_PAUSE);
-        found = read_identity(user)?;
+    match user.client_certificate_data.is_none() || user.client_key_data.is_none() {
+        true => ::tls::read_pair(|| read_identity(user)),
+        false => read_identity(user),
     }
-    Ok(found)
-}
-
-/// Whether the key is that of the certificate. What cannot be read is told of where it is used.
-fn belongs((chain, key): &Identity) -> bool {
-    let (Ok(chain), Ok(key)) = (certificates(chain, ""), PrivateKeyDer::from_pem_slice(key)) else { return true };
-    let made = CertifiedKey::from_der(chain, key, &ring::default_provider());
-    !matches!(made, Err(rustls::Error::InconsistentKeys(InconsistentKeys::KeyMismatch)))
 }
 
 fn read_identity(user: &AuthInfo) -> Result<Option<Identity>, Error> {
@@ -152,11 +130,11 @@ mod tests {
                 is_over.store(true, Ordering::Relaxed);
             });
             while !is_over.load(Ordering::Relaxed) {
-                assert!(belongs(&identity(&user).unwrap().unwrap()));
+                assert!(::tls::is_pair(&identity(&user).unwrap().unwrap()));
             }
         });
         // What never belongs together is returned, and refused where it is used.
         put("key", generate_simple_self_signed(vec!["b".to_owned()]).unwrap().signing_key.serialize_pem());
-        assert!(!belongs(&identity(&user).unwrap().unwrap()));
+        assert!(!::tls::is_pair(&identity(&user).unwrap().unwrap()));
     }
 }

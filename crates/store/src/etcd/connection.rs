@@ -136,7 +136,7 @@ struct Keys {
 #[derive(Clone, PartialEq)]
 struct Pem {
     ca: Vec<u8>,
-    identity: Option<(Vec<u8>, Vec<u8>)>,
+    identity: Option<tls::Pair>,
 }
 
 impl Connection {
@@ -413,7 +413,7 @@ impl Connection {
                 keys.pem = Some(found);
                 self.endpoints.store(Arc::new(endpoints));
             }
-            // Half written, or a certificate without its key: the next look finds them whole.
+            // Half written: the next look finds them whole.
             Err(error) => tracing::warn!(%error, "the keys for etcd are not renewed"),
         }
     }
@@ -706,13 +706,13 @@ fn channel(name: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel> {
 }
 
 impl Pem {
-    fn read(tls: &Tls) -> Result<Pem> {
+    fn read(files: &Tls) -> Result<Pem> {
         let read = |path: &Path| std::fs::read(path).map_err(|error| StoreError::io(path, &error));
-        let identity = match &tls.identity {
-            Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
-            None => None,
-        };
-        Ok(Pem { ca: read(&tls.ca)?, identity })
+        let identity = tls::read_pair(|| -> Result<Option<tls::Pair>> {
+            let Some((certificate, key)) = &files.identity else { return Ok(None) };
+            Ok(Some((read(certificate)?, read(key)?)))
+        })?;
+        Ok(Pem { ca: read(&files.ca)?, identity })
     }
 
     fn config(&self) -> ClientTlsConfig {
@@ -727,6 +727,33 @@ impl Pem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_certificate_for_etcd_is_read_with_its_own_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let put = |name: &str, text: String| {
+            std::fs::write(path("new"), text).unwrap();
+            std::fs::rename(path("new"), path(name)).unwrap();
+        };
+        let exchange = || {
+            let made = rcgen::generate_simple_self_signed(vec!["a".to_owned()]).unwrap();
+            put("key", made.signing_key.serialize_pem());
+            put("crt", made.cert.pem());
+        };
+        exchange();
+        let files = Tls { ca: path("crt"), identity: Some((path("crt"), path("key"))) };
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..200).for_each(|_| exchange());
+                is_over.store(true, Ordering::Relaxed);
+            });
+            while !is_over.load(Ordering::Relaxed) {
+                assert!(tls::is_pair(&Pem::read(&files).unwrap().identity.unwrap()));
+            }
+        });
+    }
 
     #[tokio::test]
     async fn while_nobody_answers_nobody_is_passed_over() {
