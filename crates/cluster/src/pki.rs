@@ -5,11 +5,9 @@
 //! before it ends (`certificates`). Whoever uses a file notices by itself that it has changed.
 
 use std::fs;
-use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
@@ -242,10 +240,9 @@ impl Pki {
         let pair = KeyPair::generate()?;
         let signed = params.signed_by(&pair, issuer)?;
         let (key, certificate) = (pair.serialize_pem(), signed.pem());
-        write_private_together(&[
-            (self.key(file).as_path(), key.as_bytes()),
-            (self.certificate(file).as_path(), certificate.as_bytes()),
-        ])
+        let (key_file, certificate_file) = (self.key(file), self.certificate(file));
+        let pair = [(key_file.as_path(), key.as_bytes()), (certificate_file.as_path(), certificate.as_bytes())];
+        files::replace_together(&pair, 0o600).with_context(|| format!("writing {}", certificate_file.display()))
     }
 
     fn service_account_key(&self) -> Result<()> {
@@ -322,69 +319,17 @@ pub(crate) fn private_dir(dir: &Path) -> Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-static WRITES: AtomicU64 = AtomicU64::new(0);
-
 /// Replaces a file as a whole; only its owner can read it.
 pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<()> {
-    write_private_together(&[(path, content)])
-}
-
-/// The same with files that belong together. All are on the disk before the first one is replaced: whoever reads them meanwhile
-/// finds some old and some new for a moment only, however slow the disk is.
-fn write_private_together(files: &[(&Path, &[u8])]) -> Result<()> {
-    let temporary = |path: &Path| {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        // Of this write alone: threads of one process write the same file, too.
-        name.push(format!(".{}.{}", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
-        path.with_file_name(name)
-    };
-    let all: Vec<(PathBuf, &Path, &[u8])> =
-        files.iter().map(|(path, content)| (temporary(path), *path, *content)).collect();
-    let fill = |temporary: &Path, content: &[u8]| -> std::io::Result<()> {
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
-        file.write_all(content)?;
-        file.sync_all()
-    };
-    let writing = |path: &Path| format!("writing {}", path.display());
-    let write = || -> Result<()> {
-        for (temporary, path, content) in &all {
-            fill(temporary, content).with_context(|| writing(path))?;
-        }
-        for (temporary, path, _) in &all {
-            fs::rename(temporary, path).with_context(|| writing(path))?;
-        }
-        // What is written with a new key must not outlast the key.
-        for (_, path, _) in &all {
-            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            let synced = fs::File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all());
-            synced.with_context(|| writing(path))?;
-        }
-        Ok(())
-    };
-    write().inspect_err(|_| {
-        // On a full disk this is tried again and again, and each time another one would stay.
-        for (temporary, ..) in &all {
-            let _absent = fs::remove_file(temporary);
-        }
-    })
+    // What is written with a new key does not outlast the key.
+    files::replace(path, content, 0o600).with_context(|| format!("writing {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
-    use std::sync::atomic::AtomicBool;
-
-    #[test]
-    fn of_files_that_belong_together_none_is_replaced_before_all_are_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let (key, certificate) = (dir.path().join("a.key"), dir.path().join("missing/a.crt"));
-        write_private(&key, b"old").unwrap();
-        let new = b"new".as_slice();
-        write_private_together(&[(key.as_path(), new), (certificate.as_path(), new)]).unwrap_err();
-        assert_eq!(fs::read(&key).unwrap(), b"old");
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
-    }
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn security_a_key_that_could_not_be_written_leaves_nothing_behind() {

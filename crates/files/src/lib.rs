@@ -1,8 +1,10 @@
 //! Removing and measuring what others have filled: a tree of theirs may be deeper than any stack, may hold links, and may
-//! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts()`]).
+//! have other file systems mounted in it, which the kernel's table of mounts tells ([`mounts()`]). And replacing files of our own
+//! as a whole ([`replace()`]).
 
 mod mount_options;
 mod mounts;
+mod replace;
 mod usage;
 
 use std::ffi::OsStr;
@@ -19,6 +21,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 pub use mount_options::{MountOption, NO_LINKS, NotForDirectories, bind_flags, mount_options, remount_flags};
 pub use mounts::{Mount, mount_table, mounts};
+pub use replace::{replace, replace_by, replace_together};
 pub use usage::{Bounds, Usage, usage, usage_within};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.
