@@ -130,10 +130,8 @@ impl Folders {
 
     pub(crate) fn update<T: Serialize>(&self, id: &str, about: &T) -> io::Result<()> {
         let path = self.about(id);
-        let new = path.with_extension("new");
-        write(&new, about)?;
-        std::fs::rename(new, &path)?;
-        path.parent().map_or(Ok(()), sync_dir)
+        let text = serde_json::to_vec(about).map_err(io::Error::other)?;
+        files::replace_by(path.with_extension("new"), &path, &text, 0o644)
     }
 
     /// Removes a folder; one that is not there is removed already.

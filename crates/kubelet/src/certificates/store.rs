@@ -1,7 +1,7 @@
 //! Certificates on disk: `<name>-<time>.pem` holds a chain and its key, `<name>-current.pem` links to the newest.
 
-use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::io;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -114,13 +114,13 @@ impl Store {
     }
 }
 
-/// Writes a file that only its owner may read.
+/// Replaces a file, which only its owner may read. A machine that loses power must not come back with a part of it: the token
+/// for a first certificate may have expired.
 pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())
+    files::replace(path, text.as_bytes(), 0o600)
 }
 
 #[cfg(test)]
@@ -143,6 +143,17 @@ mod tests {
         store.save(&certificate, Timestamp::UNIX_EPOCH).unwrap();
         store.until_due(Duration::from_secs(3600)).await;
         assert!(began.elapsed() >= Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn what_is_written_is_replaced_as_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, kept) = (dir.path().join("certs/kubeconfig"), dir.path().join("kept"));
+        write_private(&path, "old").unwrap();
+        std::fs::hard_link(&path, &kept).unwrap();
+        write_private(&path, "new").unwrap();
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap();
+        assert_eq!((read(&path), read(&kept)), ("new".to_owned(), "old".to_owned()));
     }
 
     #[test]

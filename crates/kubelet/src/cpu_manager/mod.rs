@@ -127,10 +127,9 @@ impl CpuManager {
             default_cpu_set: self.shared(assigned).to_string(),
             entries: assigned.iter().map(|(uid, entries)| (uid.clone(), text(entries))).collect(),
         };
-        let fresh = self.path.with_extension("new");
-        std::fs::write(&fresh, serde_json::to_vec(&checkpoint)?)
-            .with_context(|| format!("writing {}", fresh.display()))?;
-        std::fs::rename(&fresh, &self.path).with_context(|| format!("writing {}", self.path.display()))
+        // A kubelet that finds a part of it does not start.
+        files::replace_by(self.path.with_extension("new"), &self.path, &serde_json::to_vec(&checkpoint)?, 0o600)
+            .with_context(|| format!("writing {}", self.path.display()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Records beside volumes: what a later kubelet must know to take down what an earlier one has set up.
 
-use std::io::{self, Read as _, Write};
+use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -61,11 +61,8 @@ pub(super) fn write<T: Serialize>(record: &T, path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
     }
-    let new = path.with_extension(UNFINISHED);
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)
+    let text = serde_json::to_vec(record).map_err(io::Error::other)?;
+    files::replace_by(path.with_extension(UNFINISHED), path, &text, 0o644)
 }
 
 /// Removes a record, and one that was begun beside it when a kubelet ended.
