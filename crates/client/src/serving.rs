@@ -14,9 +14,8 @@ use futures_util::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use tls::{Connections, Limits};
+use rustls_pki_types::PrivatePkcs8KeyDer;
+use tls::{Connections, Limits, ServingCertificate};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
@@ -38,7 +37,7 @@ const PROFILES_BELOW: &str = "debug/pprof/";
 pub struct Serving {
     /// Port 0 picks a free one.
     pub bind: SocketAddr,
-    /// Certificate and key in PEM files; without them a certificate is made that nobody knows.
+    /// Certificate and key in PEM files, which may be exchanged; without them a certificate is made that nobody knows.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// Whether profiles of the process are served, below `/debug/pprof`.
     pub profiling: bool,
@@ -78,30 +77,7 @@ impl Port {
         let listener = TcpListener::bind(serving.bind)
             .await
             .map_err(|error| Error::config(format!("listening on {}: {error}", serving.bind)))?;
-        let (chain, key) = match &serving.tls {
-            Some((certificate, key)) => {
-                let unreadable = |path: &PathBuf| {
-                    let path = path.display().to_string();
-                    move |error| Error::config(format!("{path}: {error}"))
-                };
-                let chain = CertificateDer::pem_file_iter(certificate)
-                    .and_then(Iterator::collect)
-                    .map_err(unreadable(certificate))?;
-                (chain, PrivateKeyDer::from_pem_file(key).map_err(unreadable(key))?)
-            }
-            None => {
-                let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).map_err(Error::config)?;
-                let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-                (vec![made.cert.der().clone()], PrivateKeyDer::from(key))
-            }
-        };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-            .map_err(Error::config)?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        Ok(Self { listener, tls: TlsAcceptor::from(Arc::new(config)), profiling: serving.profiling })
+        Ok(Self { listener, tls: acceptor(serving.tls.as_ref())?, profiling: serving.profiling })
     }
 
     /// The port of a component, if it is to have one and can.
@@ -164,6 +140,24 @@ impl Port {
         connections.close();
         connections.wait().await;
     }
+}
+
+/// Speaks TLS with the certificate that is in the files at the time, or with one that nobody knows.
+fn acceptor(files: Option<&(PathBuf, PathBuf)>) -> Result<TlsAcceptor, Error> {
+    let builder = tls::server_builder().with_no_client_auth();
+    let mut config = match files {
+        Some((certificate, key)) => {
+            let shown = ServingCertificate::load(certificate, key);
+            builder.with_cert_resolver(Arc::new(shown.map_err(|error| Error::config(format!("{error:#}")))?))
+        }
+        None => {
+            let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).map_err(Error::config)?;
+            let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+            builder.with_single_cert(vec![made.cert.der().clone()], key.into()).map_err(Error::config)?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 /// What is served, and since when.
@@ -291,7 +285,36 @@ fn respond(code: StatusCode, kind: &'static str, text: String) -> Response<Full<
 
 #[cfg(test)]
 mod tests {
+    use rustls_pki_types::ServerName;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_component_shows_the_certificate_that_is_there_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+        let put = |path: &PathBuf, text: String| {
+            std::fs::write(dir.path().join("new"), text).unwrap();
+            std::fs::rename(dir.path().join("new"), path).unwrap();
+        };
+        let exchange = || {
+            let made = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+            put(&files.1, made.signing_key.serialize_pem());
+            put(&files.0, made.cert.pem());
+            made.cert.der().to_vec()
+        };
+        let mut expected = exchange();
+        let acceptor = acceptor(Some(&files)).unwrap();
+        for _ in 0..2 {
+            let (near, far) = tokio::io::duplex(1 << 14);
+            let connector = tokio_rustls::TlsConnector::from(Arc::new(tls::unverified_client()));
+            let name = ServerName::try_from("localhost").unwrap();
+            let (client, server) = tokio::join!(connector.connect(name, near), acceptor.accept(far));
+            let (client, _server) = (client.unwrap(), server.unwrap());
+            assert_eq!(client.get_ref().1.peer_certificates().unwrap()[0].to_vec(), expected);
+            expected = exchange();
+        }
+    }
 
     #[test]
     fn health_names_the_checks_that_fail() {

@@ -182,7 +182,7 @@ pub(crate) fn over(pod: &Pod, mut status: PodStatus) -> PodStatus {
     let inits = status.init_container_statuses.as_deref_mut().unwrap_or_default();
     let turns = inits.iter().rposition(has_left_wait).unwrap_or(0) + 1;
     inits.iter_mut().take(turns).for_each(end);
-    let is_last = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    let is_last = status.phase.as_deref().is_some_and(api::pod::is_terminal_phase);
     if !is_last && !crate::pod_source::is_static(pod) {
         status.phase = Some("Failed".into());
     }

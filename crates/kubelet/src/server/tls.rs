@@ -32,8 +32,7 @@ impl Served {
         let chain: Vec<CertificateDer<'static>> =
             CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<_, _>>().context("reading a chain")?;
         let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).context("reading a key")?;
-        let provider = rustls::crypto::ring::default_provider();
-        *self.0.write() = Some(Arc::new(CertifiedKey::from_der(chain, key, &provider)?));
+        *self.0.write() = Some(Arc::new(CertifiedKey::from_der(chain, key, &tls::provider())?));
         Ok(())
     }
 }
@@ -57,8 +56,7 @@ pub(super) fn server_config(
             served.set(&read_both(&cert, &key)?)?;
         }
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = tls::server_builder();
     let builder = match &settings.client_ca_file {
         None => builder.with_no_client_auth(),
         Some(path) => builder.with_client_cert_verifier(Arc::new(ClientAuthorities::load(path)?)),
@@ -78,8 +76,7 @@ impl ClientAuthorities {
             for certificate in files.iter().map(|path| read_chain(path)).collect::<anyhow::Result<Vec<_>>>()?.concat() {
                 roots.add(certificate)?;
             }
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), tls::provider());
             anyhow::Ok(verifier.allow_unauthenticated().build()?)
         };
         Ok(ClientAuthorities(tls::Reloading::new(vec![path.to_owned()], load)?))
@@ -146,15 +143,11 @@ fn read_chain(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
 }
 
 fn self_sign(name: &str, ips: &[String], cert_path: &Path, key_path: &Path) -> anyhow::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
     let mut names = vec![name.to_string()];
     names.extend(ips.iter().filter(|ip| ip.parse::<IpAddr>().is_ok()).cloned());
     let made = rcgen::generate_simple_self_signed(names)?;
-    std::fs::write(cert_path, made.cert.pem())?;
-    let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(key_path)?;
-    file.write_all(made.signing_key.serialize_pem().as_bytes())?;
-    Ok(())
+    files::replace(cert_path, made.cert.pem().as_bytes(), 0o644)?;
+    Ok(files::replace(key_path, made.signing_key.serialize_pem().as_bytes(), 0o600)?)
 }
 
 /// Common name and organizations of a certificate that TLS has already verified.
