@@ -176,7 +176,7 @@ impl Index for Informers {
 /// The addresses of a pod that runs in a network of its own.
 fn pod_ips(pod: &Pod) -> Vec<String> {
     let status = pod.status.as_ref();
-    let is_over = status.is_some_and(|status| matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")));
+    let is_over = api::pod::is_terminal(pod);
     let ips = status.into_iter().flat_map(|status| status.pod_ips.iter().flatten());
     let ips = ips.filter_map(|ip| ip.ip.parse::<IpAddr>().ok().map(|ip| ip.to_string()));
     ips.filter(|_| !is_over).collect()

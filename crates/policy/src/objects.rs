@@ -165,8 +165,7 @@ impl Pod {
         let mut addresses: Vec<IpAddr> = listed.chain(single).filter_map(|ip| ip.parse().ok()).collect();
         addresses.compact_sort();
         addresses.dedup();
-        let phase = status.and_then(|status| status.phase.as_deref());
-        let is_over = matches!(phase, Some("Succeeded" | "Failed"));
+        let is_over = api::pod::is_terminal(pod);
         let is_of_host = spec.and_then(|spec| spec.host_network) == Some(true);
         let containers =
             spec.into_iter().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));

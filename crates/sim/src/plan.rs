@@ -6,6 +6,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use api::time::rfc3339;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::{Deserialize, Serialize};
@@ -85,7 +86,7 @@ pub(crate) enum Step {
 
 pub(crate) fn next(pod: &Pod, startup: Duration, run_for: Duration, now: Timestamp) -> Step {
     let is_running = matches!(pod.status.phase.as_str(), "Running");
-    let has_ended = matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+    let has_ended = api::pod::is_terminal_phase(&pod.status.phase);
     if pod.metadata.deletion_timestamp.is_some() {
         // Whoever holds a finalizer wants to know how the pod ended; nobody else would see it.
         let is_held = pod.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty());
@@ -145,7 +146,7 @@ impl Pod {
 
     /// The status of a pod whose containers have just started.
     pub(crate) fn started(&self, host: Ipv4Addr, address: Ipv4Addr, now: Timestamp) -> Value {
-        let now = stamp(now);
+        let now = rfc3339(now);
         let condition = |kind: &str, is_true: bool| json!({ "type": kind, "status": if is_true { "True" } else { "False" }, "lastTransitionTime": now });
         let mut status = json!({
             "phase": "Running", "startTime": now,
@@ -167,12 +168,12 @@ impl Pod {
     /// The status after the readiness gates changed.
     pub(crate) fn readiness(&self, now: Timestamp) -> Value {
         let status = if self.gates_are_open() { "True" } else { "False" };
-        json!({ "conditions": [{ "type": "Ready", "status": status, "lastTransitionTime": stamp(now) }] })
+        json!({ "conditions": [{ "type": "Ready", "status": status, "lastTransitionTime": rfc3339(now) }] })
     }
 
     /// The status of a pod whose containers have ended.
     pub(crate) fn finished(&self, code: i32, now: Timestamp) -> Value {
-        let now = stamp(now);
+        let now = rfc3339(now);
         let reason = if code == 0 { "PodCompleted" } else { "PodFailed" };
         let condition =
             |kind: &str| json!({ "type": kind, "status": "False", "reason": reason, "lastTransitionTime": now });
@@ -199,11 +200,6 @@ impl Pod {
 fn terminated(code: i32, now: &str) -> Value {
     let reason = if code == 0 { "Completed" } else { "Error" };
     json!({ "terminated": { "exitCode": code, "reason": reason, "startedAt": now, "finishedAt": now } })
-}
-
-/// Times in statuses have whole seconds.
-fn stamp(time: Timestamp) -> String {
-    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 api::read_by_serde!(Pod);

@@ -144,7 +144,7 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         unseen.push(format!("{error:#}"));
         History::default()
     });
-    let ready = nodes.iter().filter(|node| node::is_ready(node));
+    let ready = nodes.iter().filter(|node| api::node::is_ready(node));
     let names: Vec<&str> = ready.filter_map(|node| node.metadata.name.as_deref()).collect();
     let (asked, others) = names.split_at(names.len().min(MOST_NODES));
     if !others.is_empty() {

@@ -14,12 +14,6 @@ const PRESSURES: [(&str, &str); 4] = [
     ("NetworkUnavailable", "cox logs kubelet"),
 ];
 
-/// Whether its kubelet says so, and is heard.
-pub(super) fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
-    conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
 /// Decides, never awaits.
 pub(super) fn cause(node: &Node, now: Timestamp) -> Cause {
     let name = node.metadata.name();
@@ -95,7 +89,6 @@ mod tests {
         ] {
             let node = json!({"metadata": {"name": "n1"}, "spec": spec, "status": {"conditions": conditions}});
             let node: Node = serde_json::from_value(node).unwrap();
-            assert_eq!(is_ready(&node), conditions[0]["status"] == "True");
             let cause = cause(&node, now);
             assert_eq!((cause.summary.as_str(), cause.evidence.first().map(String::as_str)), (expected, evidence));
         }

@@ -54,9 +54,7 @@ pub(super) fn of_pod(pod: &Pod, node: Option<&Node>, claims: &[Facts]) -> Option
     let has_begun = starts
         .iter()
         .any(|status| status.state.as_ref().is_some_and(|state| state.running.is_some() || state.terminated.is_some()));
-    let is_over =
-        matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"));
-    if has_begun || is_over || pod.metadata.deletion_timestamp.is_some() {
+    if has_begun || api::pod::is_terminal(pod) || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
     claims.iter().find_map(|facts| {
@@ -149,7 +147,7 @@ impl Facts {
             };
         };
         if self.waits_for_consumer() {
-            let waiting = self.pods.iter().find(|pod| !is_over(pod));
+            let waiting = self.pods.iter().find(|pod| !api::pod::is_terminal(*pod));
             return match waiting.and_then(|pod| pod.metadata.name.as_deref()) {
                 Some(pod) => Cause::new(format!("it waits until pod {pod}, its first user, has a node"))
                     .then(format!("cox why pod/{pod}")),
@@ -277,10 +275,6 @@ impl Facts {
                 .then("is the driver's resizer running? cox kubectl get pods -A")
         })
     }
-}
-
-fn is_over(pod: &Pod) -> bool {
-    matches!(pod.status.as_ref().and_then(|status| status.phase.as_deref()), Some("Succeeded" | "Failed"))
 }
 
 #[cfg(test)]
