@@ -100,6 +100,8 @@ type Reads = Arc<Mutex<Vec<Read>>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Read {
     pub(crate) kind: &'static str,
+    /// Its group and its plural, as roles name it.
+    pub(crate) resource: (&'static str, &'static str),
     pub(crate) wake: Wake,
 }
 
@@ -203,7 +205,7 @@ impl Context {
     fn wait_for<K: Resource>(&self, informer: Informer<K>) -> Source<K> {
         self.syncs.lock().push(informer.untyped().synced());
         let mut reads = self.reads.lock();
-        reads.push(Read { kind: K::KIND, wake: Wake::Unsaid });
+        reads.push(Read { kind: K::KIND, resource: (K::GROUP, K::URL_PATH_SEGMENT), wake: Wake::Unsaid });
         Source { informer, reads: self.reads.clone(), place: reads.len() - 1 }
     }
 

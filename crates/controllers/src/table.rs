@@ -172,7 +172,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::controller::{Context, Wake};
+    use crate::controller::{Context, Read, Wake};
 
     #[test]
     fn the_selection_adds_and_removes() {
@@ -247,24 +247,30 @@ mod tests {
         assert_eq!(event_source("deployment-controller"), "deployment-controller");
     }
 
-    /// Whoever reads a second cache is woken by it, or says why not.
-    #[tokio::test]
-    async fn every_informer_that_a_controller_reads_brings_it_back() {
+    /// All informers that controllers read.
+    fn reads() -> Vec<(&'static Descriptor, Read)> {
         let handler: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
         let client = client::Client::in_process(handler, api::UserInfo::default());
         let config = Arc::new(crate::Config::new(client.clone()));
-        let mut exceptions = Vec::new();
-        for descriptor in CONTROLLERS {
+        let of = |descriptor: &'static Descriptor| {
             let recorder = client::EventRecorder::new(client.clone(), descriptor.name, "");
             let informers = client::InformerFactory::new(client.clone());
             let context = Context::new(descriptor.name, client.clone(), recorder, informers, config.clone());
             (descriptor.build)(&context);
-            for read in context.reads() {
-                match read.wake {
-                    Wake::Unsaid => panic!("{}: nothing wakes it when a {} changes", descriptor.name, read.kind),
-                    Wake::Events => {}
-                    Wake::Nothing(reason) => exceptions.push((descriptor.name, read.kind, reason)),
-                }
+            context.reads().into_iter().map(move |read| (descriptor, read))
+        };
+        CONTROLLERS.iter().flat_map(of).collect()
+    }
+
+    /// Whoever reads a second cache is woken by it, or says why not.
+    #[tokio::test]
+    async fn every_informer_that_a_controller_reads_brings_it_back() {
+        let mut exceptions = Vec::new();
+        for (descriptor, read) in reads() {
+            match read.wake {
+                Wake::Unsaid => panic!("{}: nothing wakes it when a {} changes", descriptor.name, read.kind),
+                Wake::Events => {}
+                Wake::Nothing(reason) => exceptions.push((descriptor.name, read.kind, reason)),
             }
         }
         let daily = "everything is looked at again every day";
@@ -277,6 +283,53 @@ mod tests {
                 (cleaner, "Pod", daily),
                 ("node-lifecycle-controller", "Lease", "renewals only note the time, which a timer per node looks at"),
                 ("horizontal-pod-autoscaler-controller", "Pod", "every period is a new look at all pods"),
+            ]
+        );
+    }
+
+    /// Whether the role of a controller, in the bootstrap policy of the API server, lets it list and watch a resource.
+    fn may_watch(account: &str, (group, plural): (&str, &str)) -> bool {
+        let role = match account {
+            "" => "system:kube-controller-manager".to_owned(),
+            account => format!("system:controller:{account}"),
+        };
+        let group = if group.is_empty() { "core" } else { group };
+        let mut is_its_own = false;
+        include_str!("../../apiserver/src/authz/bootstrap_policy.txt").lines().any(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let has = |at: usize, word: &str| words[at].split(',').any(|known| known == "*" || known == word);
+            match words[..] {
+                ["clusterrole", name, ..] | ["role", _, name] => is_its_own = name == role,
+                [_, "@", _, ":", _] if is_its_own => {
+                    return has(0, "list") && has(0, "watch") && has(2, group) && has(4, plural);
+                }
+                _ => {}
+            }
+            false
+        })
+    }
+
+    /// All controllers share the manager's informers, and the manager may watch everything. So only this holds a controller to what
+    /// its own role is for. Upstream's roles leave out the same where a controller watches and does not ask.
+    #[tokio::test]
+    async fn controllers_read_what_their_roles_are_for() {
+        let others: Vec<_> = reads().into_iter().filter(|(of, read)| !may_watch(of.account, read.resource)).collect();
+        let others: Vec<_> = others.iter().map(|(of, read)| (of.name, read.kind)).collect();
+        let cleaner = "legacy-serviceaccount-token-cleaner-controller";
+        assert_eq!(
+            others,
+            [
+                ("serviceaccount-controller", "Namespace"),
+                ("serviceaccount-controller", "ServiceAccount"),
+                (cleaner, "Secret"),
+                (cleaner, "ServiceAccount"),
+                (cleaner, "Pod"),
+                ("root-ca-certificate-publisher-controller", "Namespace"),
+                ("root-ca-certificate-publisher-controller", "ConfigMap"),
+                ("disruption-controller", "Pod"),
+                ("storage-version-migrator-controller", "StorageVersionMigration"),
+                ("service-lb-controller", "EndpointSlice"),
+                ("service-lb-controller", "Ingress"),
             ]
         );
     }
