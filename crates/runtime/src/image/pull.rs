@@ -234,11 +234,11 @@ async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Re
     }
     let lock = store.lock_of(&blob.digest);
     let _alone = lock.lock().await;
-    match tokio::fs::metadata(store.blob_path(&blob.digest)).await {
-        // A power cut has left no more of it than its name.
-        Ok(there) if there.len() == 0 && blob.size > 0 => {}
-        Ok(there) => return check_length(blob, there.len()),
-        Err(_) => {}
+    // One that is shorter is what a machine kept that lost power before the content was on the disk.
+    if let Ok(there) = tokio::fs::metadata(store.blob_path(&blob.digest)).await
+        && there.len() >= blob.size
+    {
+        return check_length(blob, there.len());
     }
     let partial = store.ingest_path(&blob.digest);
     let mut attempt = 0;
@@ -408,6 +408,31 @@ mod tests {
             assert!(matches!(here.block_on(pulled).unwrap(), Err(PullError::NotFound(_))), "{name}");
             assert_eq!(*seen.lock(), expected, "{name}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_blob_that_is_there_in_part_is_fetched_again() {
+        use tokio::io::AsyncReadExt;
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let image = format!("{}/a:b", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let (mut request, mut buffer) = (String::new(), [0; 4096]);
+            while !request.contains("\r\n\r\n") {
+                let read = stream.read(&mut buffer).await.unwrap();
+                request.push_str(&String::from_utf8_lossy(&buffer[..read]));
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 7\r\n\r\ncontent").await.unwrap();
+        });
+        let endpoint = Mirrors::default().endpoints(&image.parse().unwrap()).unwrap().remove(0);
+        let registry = Registry::new(endpoint, None).unwrap();
+        let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(b"content")));
+        let blob = Descriptor { digest: digest.clone(), size: 7, ..Default::default() };
+        std::fs::write(store.blob_path(&digest), "").unwrap();
+        fetch(&store, &registry, &blob).await.unwrap();
+        assert_eq!(std::fs::read(store.blob_path(&digest)).unwrap(), b"content");
     }
 
     /// The layer of one image is not read as the configuration of another, which promises to be small.
