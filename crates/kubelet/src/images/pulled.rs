@@ -79,7 +79,9 @@ impl Pulled {
             }
             let write = || {
                 std::fs::create_dir_all(&self.pulled)?;
-                std::fs::write(self.pulled.join(hash(id)), serde_json::to_vec(&record)?)
+                // Whoever looks meanwhile does not wait for the lock, and would take half a record for a refusal.
+                let path = self.pulled.join(hash(id));
+                files::replace_by(path.with_extension("new"), &path, &serde_json::to_vec(&record)?, 0o600)
             };
             if let Err(error) = write() {
                 // The intent stays: without a record, the next user has to show credentials.
@@ -208,6 +210,19 @@ mod tests {
         assert!(pulled.may_use("elsewhere/app:1", "sha256:1", &[], &[]));
         pulled.removed("sha256:1", pulled.known("sha256:1"));
         assert!(pulled.may_use("r/app:1", "sha256:1", &[], &[]));
+    }
+
+    #[test]
+    fn a_record_is_never_there_in_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let pulled = Pulled::new(dir.path());
+        pulled.end("r/app:1", Some(("sha256:1", None)));
+        let (record, reader) = (pulled.pulled.join(hash("sha256:1")), dir.path().join("reader"));
+        std::fs::hard_link(&record, &reader).unwrap();
+        let before = std::fs::read(&record).unwrap();
+        pulled.end("elsewhere/app:1", Some(("sha256:1", None)));
+        assert_eq!(std::fs::read(&reader).unwrap(), before, "who has it open reads it to its end");
+        assert_ne!(std::fs::read(&record).unwrap(), before);
     }
 
     #[test]
