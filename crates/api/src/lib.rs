@@ -22,6 +22,7 @@ pub mod flags;
 pub mod go;
 pub mod gvk;
 pub mod hex;
+pub mod image;
 mod kinds;
 pub mod load_balancer;
 pub mod meta;

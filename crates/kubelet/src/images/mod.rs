@@ -99,7 +99,8 @@ impl Images {
             self.recorder.warning(reference, "InspectFailed", message.clone());
             Waiting { reason: "InvalidImageName", message }
         })?;
-        let policy = policy.unwrap_or_else(|| default_policy(&name));
+        // The API server has defaulted it; static pods come without.
+        let policy = policy.unwrap_or_else(|| api::image::pull_policy(&name));
         let credentials = credentials::matching(&name, secrets);
         if policy != "Always" {
             let present = self.runtime.image_status(&name).await.map_err(|error| {
@@ -238,12 +239,6 @@ fn failed_pull(image: &str, error: &PullError) -> Waiting {
 /// SHA-256 in hexadecimal digits.
 fn hash(text: &str) -> String {
     api::hex::encode(Sha256::digest(text.as_bytes()))
-}
-
-/// `IfNotPresent`, but `Always` for what may move: no tag or `latest`. The API server has defaulted
-/// this; static pods come without.
-fn default_policy(name: &str) -> &'static str {
-    if name.ends_with(":latest") { "Always" } else { "IfNotPresent" }
 }
 
 /// To the millisecond, as events show it.

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use api::image::repository;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -175,15 +176,6 @@ fn full_name(image: &str) -> String {
     }
 }
 
-/// An image name without tag and digest.
-fn repository(image: &str) -> &str {
-    let name = image.split_once('@').map_or(image, |(name, _)| name);
-    match name.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => name,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,17 +271,5 @@ mod tests {
         // Neither can a directory be made here, nor a file.
         std::fs::write(dir.path().join("image_manager"), "").unwrap();
         assert!(Pulled::new(dir.path()).begin("r/app:1").is_err());
-    }
-
-    #[test]
-    fn repositories() {
-        for (image, expected) in [
-            ("nginx:1", "nginx"),
-            ("nginx", "nginx"),
-            ("localhost:5000/a/b", "localhost:5000/a/b"),
-            ("localhost:5000/a/b:1@sha256:x", "localhost:5000/a/b"),
-        ] {
-            assert_eq!(repository(image), expected);
-        }
     }
 }

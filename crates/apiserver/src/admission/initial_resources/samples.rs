@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use api::image::repository;
 use api::sort::CompactSort as _;
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -33,15 +34,6 @@ pub(super) struct Sample {
 
 #[derive(Default)]
 pub(super) struct Samples(Mutex<BTreeMap<String, VecDeque<Sample>>>);
-
-/// `registry/name:tag` without the tag or digest.
-fn untagged(image: &str) -> &str {
-    let image = image.split('@').next().unwrap_or(image);
-    match image.rsplit_once(':') {
-        Some((name, tag)) if !tag.contains('/') => name,
-        _ => image,
-    }
-}
 
 impl Samples {
     pub(super) fn record(&self, image: &str, sample: Sample) {
@@ -77,7 +69,7 @@ impl Samples {
         for (exact, same_namespace) in scopes {
             for age in [WEEK, MONTH] {
                 let known = images.iter().filter(|(known, _)| {
-                    if *exact { known.as_str() == image } else { untagged(known) == untagged(image) }
+                    if *exact { known.as_str() == image } else { repository(known) == repository(image) }
                 });
                 let mut values: Vec<u64> = known
                     .flat_map(|(_, samples)| samples)
@@ -158,9 +150,6 @@ mod tests {
             assert_eq!(found, expected, "{image} {namespace} {percentile} {only}");
         }
         assert_eq!(samples.estimate(Kind::Memory, "web:1", "a", 90, false, now), Some(1 << 20));
-        for (image, name) in [("web:1", "web"), ("host:5000/web", "host:5000/web"), ("web@sha256:x", "web")] {
-            assert_eq!(untagged(image), name);
-        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use api::image::pull_policy;
 use api::quantity::Quantity;
 use k8s_openapi::api::core::v1::{
     Container, ContainerPort, DownwardAPIVolumeFile, EnvVar, HTTPGetAction, LifecycleHandler,
@@ -131,19 +132,6 @@ fn container(container: &mut Container) {
         }
     }
     resources(container.resources.get_or_insert_default());
-}
-
-/// An image without a tag, or tagged `latest`, may change behind its name.
-pub fn pull_policy(image: &str) -> &'static str {
-    if image.is_empty() {
-        return "IfNotPresent";
-    }
-    let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
-    let last = name.rsplit('/').next().unwrap_or(name);
-    match (last.rsplit_once(':'), digest) {
-        (Some((_, "latest")), _) | (None, None) => "Always",
-        _ => "IfNotPresent",
-    }
 }
 
 fn port(port: &mut ContainerPort) {
@@ -343,19 +331,5 @@ mod tests {
                 "terminationGracePeriodSeconds": 30, "schedulerName": "default-scheduler", "enableServiceLinks": true,
             })
         );
-    }
-
-    #[test]
-    fn pull_policies_follow_the_tag() {
-        for (image, policy) in [
-            ("nginx", "Always"),
-            ("nginx:latest", "Always"),
-            ("nginx:1.27", "IfNotPresent"),
-            ("localhost:5000/nginx", "Always"),
-            ("localhost:5000/nginx:1", "IfNotPresent"),
-            ("nginx@sha256:abc", "IfNotPresent"),
-        ] {
-            assert_eq!(pull_policy(image), policy, "{image}");
-        }
     }
 }
