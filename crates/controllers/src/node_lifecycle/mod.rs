@@ -31,7 +31,6 @@ const HELD_BACK_INTERVAL: Duration = Duration::from_secs(30);
 const LEASES: &str = "kube-node-lease";
 const BY_NODE: &str = "node";
 static HEALTH_BOUNDS: [f64; 8] = exponential(0.001, 4.0);
-const TOPOLOGY: [&str; 2] = ["topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 
 struct Controller {
     client: Client,
@@ -272,8 +271,6 @@ fn measure_zones(metrics: &Metrics, nodes: Informer<Node>) {
     });
 }
 
-/// Region and zone together: zones of two regions may have the same name.
 fn zone(node: &Node) -> String {
-    let label = |key: &str| node.metadata.labels.as_ref().and_then(|labels| labels.get(key)).map_or("", String::as_str);
-    TOPOLOGY.map(label).join("/")
+    api::node::zone_key(node.metadata.labels.as_ref())
 }

@@ -15,7 +15,7 @@ pub(crate) struct Order {
 
 impl Order {
     pub(crate) fn set(&mut self, node: NodeId, row: &Row) {
-        let zone = zone_key(row);
+        let zone = api::node::zone_key(row.labels());
         if self.zone_of.get(&node) == Some(&zone) {
             return;
         }
@@ -57,13 +57,6 @@ impl Order {
     pub(crate) fn list(&self) -> &[NodeId] {
         &self.list
     }
-}
-
-fn zone_key(row: &Row) -> String {
-    let label = |old: &str, new: &str| row.label(old).or_else(|| row.label(new)).unwrap_or_default().to_owned();
-    let region = label("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region");
-    let zone = label("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone");
-    format!("{region}:{zone}")
 }
 
 #[cfg(test)]
