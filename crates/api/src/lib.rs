@@ -12,6 +12,7 @@ pub mod cidr;
 pub mod claim;
 pub mod codec;
 pub mod cron;
+pub mod default_class;
 pub mod documents;
 pub mod duration;
 pub mod endpoint;

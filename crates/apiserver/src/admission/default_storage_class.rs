@@ -11,16 +11,13 @@ use crate::cluster::Cluster;
 
 pub(super) struct DefaultStorageClass;
 
-const DEFAULT: &[&str] =
-    &["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-
 impl Plugin for DefaultStorageClass {
     fn admit<'a>(&'a self, cluster: &'a Arc<Cluster>, attributes: &'a mut Attributes<'_>) -> Admitted<'a> {
         let creates = attributes.creates("", "persistentvolumeclaims");
         if let Some(claim) = attributes.object_mut::<PersistentVolumeClaim>().filter(|_| creates)
             && api::beta_annotations::claim_class(claim).is_none()
         {
-            match newest_default::<StorageClass>(cluster, DEFAULT) {
+            match newest_default::<StorageClass>(cluster, &api::default_class::STORAGE) {
                 Ok(default) => claim.spec.get_or_insert_default().storage_class_name = default,
                 Err(unreadable) => return Err(unreadable.into()).into(),
             }

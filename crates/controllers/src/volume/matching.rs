@@ -3,25 +3,17 @@
 use std::sync::Arc;
 
 pub(super) use api::beta_annotations::{claim_class, volume_class};
+pub(super) use api::claim::is_for;
+use api::default_class::{STORAGE, is_marked, order};
 use api::quantity::Quantity;
 use api::selector::Selector;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
-const DEFAULT_ANNOTATIONS: [&str; 2] =
-    ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-
-/// The class of claims that name none: the newest of those marked so, of two as new the one whose name comes first.
+/// The class of claims that name none.
 pub(super) fn default_class(classes: &[Arc<StorageClass>]) -> Option<Arc<StorageClass>> {
-    let is_default = |class: &&Arc<StorageClass>| {
-        let annotations = class.metadata.annotations.as_ref();
-        DEFAULT_ANNOTATIONS.iter().any(|key| annotations.and_then(|all| all.get(*key)).is_some_and(|it| it == "true"))
-    };
-    let order = |left: &&Arc<StorageClass>, right: &&Arc<StorageClass>| {
-        let created = |class: &StorageClass| class.metadata.creation_timestamp.clone();
-        created(right).cmp(&created(left)).then_with(|| left.metadata.name.cmp(&right.metadata.name))
-    };
-    classes.iter().filter(is_default).min_by(order).cloned()
+    let marked = classes.iter().filter(|class| is_marked(&class.metadata, &STORAGE));
+    marked.min_by(|left, right| order(&left.metadata, &right.metadata)).cloned()
 }
 
 pub(super) fn requested(claim: &PersistentVolumeClaim) -> Quantity {
@@ -39,16 +31,6 @@ pub(super) fn capacity(volume: &PersistentVolume) -> Quantity {
         .and_then(|capacity| capacity.get("storage"))
         .and_then(|quantity| Quantity::try_from(quantity).ok())
         .unwrap_or_default()
-}
-
-/// A volume is a claim's if it names it, with the same uid or none yet.
-pub(super) fn is_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let reference = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    reference.is_some_and(|reference| {
-        reference.name == claim.metadata.name
-            && reference.namespace == claim.metadata.namespace
-            && reference.uid.as_deref().is_none_or(|uid| uid.is_empty() || Some(uid) == claim.metadata.uid.as_deref())
-    })
 }
 
 /// Why the claim cannot have the volume that it names, or that names it (`checkVolumeSatisfyClaim`, v1.36).
@@ -172,7 +154,7 @@ mod tests {
                 .unwrap(),
             )
         };
-        let [ga, beta] = DEFAULT_ANNOTATIONS;
+        let [ga, beta] = STORAGE;
         let (early, late) = ("2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z");
         for (classes, expected) in [
             (vec![], None),

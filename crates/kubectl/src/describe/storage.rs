@@ -154,9 +154,7 @@ pub(super) async fn claim(cx: &Context, pvc: &Value, w: &mut Writer) -> Result<(
 
 pub(super) fn class(sc: &Value, w: &mut Writer) {
     let annotations = &sc["metadata"]["annotations"];
-    let default = ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"]
-        .iter()
-        .any(|key| annotations[*key] == "true");
+    let default = api::default_class::STORAGE.iter().any(|key| annotations[*key] == "true");
     w.line(0, format!("Name:\t{}", text(sc, "/metadata/name")));
     w.line(0, format!("IsDefaultClass:\t{}", if default { "Yes" } else { "No" }));
     w.line(0, format!("Annotations:\t{}", joined_labels(annotations)));

@@ -1,5 +1,6 @@
 //! StorageClass: a kind of storage, and how volumes of it are made.
 
+use api::default_class::{STORAGE, is_marked};
 use api::field::{FieldErrors, IMMUTABLE, Path};
 use api::meta::Meta as _;
 use jiff::Timestamp;
@@ -80,13 +81,8 @@ impl Strategy for StorageClassStrategy {
     }
 
     fn cells(&self, class: &StorageClass, now: Timestamp) -> Vec<Value> {
-        const DEFAULT: [&str; 2] =
-            ["storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class"];
-        let annotations = class.metadata.annotations.as_ref();
-        let is_default =
-            DEFAULT.iter().any(|key| annotations.and_then(|all| all.get(*key)).is_some_and(|value| value == "true"));
         let mut name = class.metadata.name().to_owned();
-        if is_default {
+        if is_marked(&class.metadata, &STORAGE) {
             name.push_str(" (default)");
         }
         vec![

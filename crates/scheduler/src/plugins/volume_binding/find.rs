@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use api::claim::is_for;
 use api::meta::Meta as _;
 use api::placement::is_reachable;
 use api::quantity::Quantity;
@@ -173,7 +174,7 @@ fn best_volume<'a>(
     let mut best: Option<(Quantity, &Arc<PersistentVolume>)> = None;
     for volume in volumes.of_class(claim_class(claim)) {
         let Some(spec) = &volume.spec else { continue };
-        let is_kept_for_claim = is_kept_for(volume, claim);
+        let is_kept_for_claim = is_for(volume, claim);
         let capacity = spec.capacity.as_ref().and_then(|list| list.get("storage")?.0.parse::<Quantity>().ok());
         let Some(capacity) = capacity.filter(|capacity| *capacity >= size) else { continue };
         let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".into());
@@ -206,13 +207,6 @@ fn best_volume<'a>(
         }
     }
     best.map(|(_, volume)| volume)
-}
-
-fn is_kept_for(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else { return false };
-    reference.name == claim.metadata.name
-        && reference.namespace == claim.metadata.namespace
-        && (reference.uid.as_deref().unwrap_or_default().is_empty() || reference.uid == claim.metadata.uid)
 }
 
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> &str {
