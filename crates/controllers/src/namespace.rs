@@ -21,6 +21,11 @@ use crate::controller::{Context, Outcome, Reconcile, Requeue};
 const FINALIZER: &str = "kubernetes";
 /// Content that waits for its own finalizers or grace periods is looked at again after this.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A look at everything that a server has costs it as many requests as there are kinds: one that fails is given time.
+const MAX_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// What tells that a server fails.
+const DISCOVERY_FAILURE: &str = "NamespaceDeletionDiscoveryFailure";
+const CONTENT_FAILURE: &str = "NamespaceDeletionContentFailure";
 
 /// All of one kind that a namespace has is deleted within this time, or later.
 const KIND_TIMEOUT: Duration = Duration::from_secs(300);
@@ -101,7 +106,8 @@ impl Controller {
             }
         }
         if !remains.is_empty() {
-            return Ok(Requeue::After(RECHECK_INTERVAL));
+            let conditions = changed.status.as_ref().and_then(|status| status.conditions.as_deref());
+            return Ok(Requeue::After(recheck_after(conditions.unwrap_or_default(), self.clock.now())));
         }
         changed.spec.get_or_insert_default().finalizers =
             Some(finalizers.into_iter().filter(|finalizer| finalizer != FINALIZER).collect());
@@ -196,6 +202,17 @@ fn is_pods(resource: &ApiResource) -> bool {
     resource.gvr.group.is_empty() && resource.gvr.resource == "pods"
 }
 
+/// When to look again at what a namespace has left. As long again as servers have failed: they are asked ever more seldom.
+fn recheck_after(conditions: &[NamespaceCondition], now: Timestamp) -> Duration {
+    let fails = |condition: &&NamespaceCondition| {
+        condition.status == "True" && [DISCOVERY_FAILURE, CONTENT_FAILURE].contains(&condition.type_.as_str())
+    };
+    let times = conditions.iter().filter(fails).filter_map(|condition| condition.last_transition_time.as_ref());
+    let since = times.map(|time| time.0).min();
+    let failed_for = since.map(|since| Duration::try_from(now.duration_since(since)).unwrap_or_default());
+    failed_for.unwrap_or_default().clamp(RECHECK_INTERVAL, MAX_RECHECK_INTERVAL)
+}
+
 /// The five conditions that tell why a namespace is still there.
 fn conditions(old: Vec<NamespaceCondition>, remains: &Remains, now: Timestamp) -> Vec<NamespaceCondition> {
     let finalizers: Vec<String> =
@@ -206,7 +223,7 @@ fn conditions(old: Vec<NamespaceCondition>, remains: &Remains, now: Timestamp) -
         };
     let rows = [
         row(
-            "NamespaceDeletionDiscoveryFailure",
+            DISCOVERY_FAILURE,
             !remains.discovery_failures.is_empty(),
             ("DiscoveryFailed", "ResourcesDiscovered"),
             format!(
@@ -224,7 +241,7 @@ fn conditions(old: Vec<NamespaceCondition>, remains: &Remains, now: Timestamp) -
             "All legacy kube types successfully parsed",
         ),
         row(
-            "NamespaceDeletionContentFailure",
+            CONTENT_FAILURE,
             !remains.content_failures.is_empty(),
             ("ContentDeletionFailed", "ContentDeleted"),
             format!(
@@ -374,6 +391,14 @@ mod tests {
         assert_eq!(first.len(), 5);
         let later = now + Duration::from_secs(60);
         assert_eq!(conditions(first.clone(), &remains, later), first);
+        let failing = Remains { content_failures: vec!["things: late".into()], ..Remains::default() };
+        let failing = conditions(first.clone(), &failing, later);
+        for (conditions, seconds, expected) in
+            [(&first, 600, 1), (&failing, 60, 1), (&failing, 70, 10), (&failing, 600, 60), (&failing, 0, 1)]
+        {
+            let now = Timestamp::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(recheck_after(conditions, now), Duration::from_secs(expected), "{seconds}");
+        }
         let emptied = conditions(first, &Remains::default(), later);
         assert!(emptied.iter().all(|condition| condition.status == "False"));
     }
