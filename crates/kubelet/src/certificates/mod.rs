@@ -161,7 +161,8 @@ mod tests {
         let pem = params.self_signed(&key).unwrap().pem() + &key.serialize_pem();
         client_store(dir.path()).save(&Certificate::parse(pem).unwrap(), start).unwrap();
 
-        let (asked, told): (Arc<Mutex<Vec<i64>>>, Arc<Mutex<Vec<String>>>) = Default::default();
+        let asked: Arc<Mutex<Vec<i64>>> = Arc::default();
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let (seen, heard, now) = (asked.clone(), told.clone(), clock.clone());
         let handler: client::Handler = Arc::new(move |request: http::Request<bytes::Bytes>| {
             match request.uri().path().ends_with("/events") {
