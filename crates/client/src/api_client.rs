@@ -82,8 +82,8 @@ pub(crate) trait Pages: Send {
 }
 
 impl<K: Read + Send> Pages for Vec<K> {
-    fn add(&mut self, page: &[u8], _: &mut Room) -> serde_json::Result<ListMeta> {
-        let List { metadata, items } = api::read::from_slice::<List<K>>(page)?;
+    fn add(&mut self, page: &[u8], room: &mut Room) -> serde_json::Result<ListMeta> {
+        let List { metadata, items } = api::read::from_slice_by(page, |from| room.read(from, List::<K>::read))?;
         self.extend(items);
         Ok(metadata)
     }
@@ -215,7 +215,9 @@ impl<K: Read> Api<K> {
 
     pub async fn list(&self, params: &ListParams) -> Result<List<K>, Error> {
         let mut room = Room::default();
-        self.collection.list(params, &mut room).await?.decode()
+        let Answer { uri, body } = self.collection.list(params, &mut room).await?;
+        let list = api::read::from_slice_by(&body, |from| room.read(from, List::<K>::read));
+        list.map_err(|source| Error::Decode { what: uri, source })
     }
 
     /// All objects, page by page, as one list at one resource version. When the server has forgotten that version before the last
@@ -572,6 +574,26 @@ mod tests {
                 Ok(list) => assert!(!is_aggregated && list.items.len() == OWN_PAGES),
                 Err(error) => assert!(is_aggregated && error.to_string().contains("lists more than"), "{error}"),
             }
+        }
+    }
+
+    /// An empty object is three bytes of a list, and hundreds of bytes in memory.
+    #[tokio::test]
+    async fn security_lists_of_empty_objects_are_bounded() {
+        for is_aggregated in [false, true] {
+            let handler: crate::Handler = Arc::new(move |_| {
+                let text = format!(r#"{{"metadata":{{}},"items":[{}]}}"#, vec!["{}"; 50_000].join(","));
+                let body = http_body_util::Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed_unsync();
+                let mut response = Response::new(body);
+                if is_aggregated {
+                    response.headers_mut().insert(api::AGGREGATED_HEADER, http::HeaderValue::from_static("true"));
+                }
+                Box::pin(async move { response })
+            });
+            let api = Client::in_process(handler, api::UserInfo::default()).namespaced::<ConfigMap>("n");
+            let params = ListParams::default();
+            let read = [api.list(&params).await, api.list_all(&params, 1).await];
+            assert_eq!(read.map(|list| list.is_err()), [is_aggregated; 2]);
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use api::read::Reader;
 use http::HeaderMap;
 use serde::de::Error as _;
 
@@ -76,6 +77,25 @@ impl Room {
     /// For an object besides its text.
     pub(crate) fn take_object(&mut self) -> serde_json::Result<()> {
         self.take(OBJECT).map_err(serde_json::Error::custom)
+    }
+
+    /// Reads something that takes no more memory than there is room for: `[{},{}]` is two structures of half a kilobyte.
+    pub(crate) fn read<T>(
+        &mut self,
+        from: &mut Reader<'_>,
+        read: impl FnOnce(&mut Reader<'_>) -> serde_json::Result<T>,
+    ) -> serde_json::Result<T> {
+        if !self.is_bounded {
+            return read(from);
+        }
+        let before = from.bound(MAX_LIST - self.taken);
+        let result = read(from);
+        if result.is_err() && from.room() == 0 {
+            self.is_full = true;
+        }
+        let object = result?;
+        self.take(before - from.room()).map_err(serde_json::Error::custom)?;
+        Ok(object)
     }
 
     /// Gives back what was taken.

@@ -47,6 +47,17 @@ impl<'a> Reader<'a> {
         self.is_to_keep
     }
 
+    /// What comes next takes at most so many bytes of memory. Returns how many it may take, which may be fewer.
+    pub fn bound(&mut self, most: usize) -> usize {
+        self.room = self.room.min(most);
+        self.room
+    }
+
+    /// How many more bytes of memory may be taken; none after something was too large.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
     /// Takes memory for what comes next, where a text may have that many times.
     #[inline]
     pub(super) fn take(&mut self, size: usize) -> Result<()> {
@@ -55,7 +66,10 @@ impl<'a> Reader<'a> {
                 self.room = room;
                 Ok(())
             }
-            None => Err(self.error("the object would be too large in memory")),
+            None => {
+                self.room = 0;
+                Err(self.error("the object would be too large in memory"))
+            }
         }
     }
 

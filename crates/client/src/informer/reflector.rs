@@ -128,7 +128,7 @@ impl Fields for Page<'_> {
                 let Self { listed: Listed { objects, read }, room, .. } = self;
                 from.items(&mut |from| {
                     room.take_object()?;
-                    objects.push(read(from, false)?);
+                    objects.push(room.read(from, |from| read(from, false))?);
                     Ok(())
                 })
             }
@@ -150,23 +150,23 @@ impl Events {
         Some(line.and_then(|line| {
             room.take(line.len()).map_err(watch::broken)?;
             room.take_object().map_err(watch::failed)?;
-            self.event(&line)
+            self.event(&line, room)
         }))
     }
 
-    fn event(&self, line: &[u8]) -> Result<WatchEvent<Arc<Held>>, Error> {
+    fn event(&self, line: &[u8], room: &mut Room) -> Result<WatchEvent<Arc<Held>>, Error> {
         Ok(match watch::undecoded(line, true)? {
-            Undecoded::Added(added) => WatchEvent::Added(self.object(&added, false)?),
-            Undecoded::Modified(modified) => WatchEvent::Modified(self.object(&modified, false)?),
-            Undecoded::Deleted(deleted) => WatchEvent::Deleted(self.object(&deleted, true)?),
+            Undecoded::Added(added) => WatchEvent::Added(self.object(&added, false, room)?),
+            Undecoded::Modified(modified) => WatchEvent::Modified(self.object(&modified, false, room)?),
+            Undecoded::Deleted(deleted) => WatchEvent::Deleted(self.object(&deleted, true, room)?),
             Undecoded::Bookmark { resource_version, initial_events_end } => {
                 WatchEvent::Bookmark { resource_version, initial_events_end }
             }
         })
     }
 
-    fn object(&self, text: &[u8], is_last: bool) -> Result<Arc<Held>, Error> {
-        read::from_slice_by(text, |from| (self.read)(from, is_last)).map_err(watch::failed)
+    fn object(&self, text: &[u8], is_last: bool, room: &mut Room) -> Result<Arc<Held>, Error> {
+        read::from_slice_by(text, |from| room.read(from, |from| (self.read)(from, is_last))).map_err(watch::failed)
     }
 }
 
@@ -330,6 +330,7 @@ mod tests {
     use parking_lot::Mutex;
     use serde_json::{Value, json};
 
+    use super::super::held::Kind;
     use super::*;
     use crate::{Body, BoxError, Client, Event, Informer};
 
@@ -518,6 +519,30 @@ mod tests {
             assert_eq!(*asked.lock(), [true, true], "everything is listed anew");
             assert_eq!((informer.has_synced(), informer.is_empty()), (has_objects, !has_objects));
             assert!(informer.len() < 10_000, "{}", informer.len());
+        }
+    }
+
+    /// What an object has in lists of its own may take much more memory than text, too.
+    #[tokio::test]
+    async fn security_objects_take_room_for_what_is_in_them() {
+        let mut large = map("a", "1");
+        large["metadata"]["ownerReferences"] = vec![json!({}); 100_000].into();
+        let read = Kind::of::<ConfigMap>().read;
+        for is_aggregated in [false, true] {
+            let mut headers = http::HeaderMap::new();
+            if is_aggregated {
+                headers.insert(api::AGGREGATED_HEADER, http::HeaderValue::from_static("true"));
+            }
+            let mut listing = Room::default();
+            listing.bound_by(&headers);
+            let mut watching = listing.another();
+            let page = json!({ "metadata": {}, "items": [large] }).to_string();
+            let listed = Listed { objects: Vec::new(), read }.add(page.as_bytes(), &mut listing);
+            assert_eq!((listed.is_err(), listing.is_full()), (is_aggregated, is_aggregated));
+            let line = bytes::Bytes::from(event("ADDED", large.clone()).to_string());
+            let body = http_body_util::Full::new(line).map_err(|never| match never {}).boxed_unsync();
+            let event = Events { lines: Lines::new(body), read }.next(&mut watching).await.unwrap();
+            assert_eq!((event.is_err(), watching.is_full()), (is_aggregated, is_aggregated));
         }
     }
 
