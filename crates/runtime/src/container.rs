@@ -270,7 +270,7 @@ pub(crate) async fn update(engine: &Arc<Engine>, id: &str, new: v1::LinuxContain
     }
     let mut merged = container.record.lock().resources.clone().unwrap_or_default();
     merge(&mut merged, &new);
-    let resources = container_spec::resources(&merged);
+    let resources = container_spec::resources(&merged, &engine.cgroups);
     let cgroup = container.record.lock().cgroup.clone();
     if container.is_running() {
         let (cgroups, resources) = (engine.cgroups.clone(), resources.clone());

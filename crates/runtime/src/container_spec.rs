@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cgroup::Limits;
+use cgroup::{Hierarchies, Limits};
 use cri::v1;
 
 use crate::engine::{Engine, Sandbox};
@@ -99,7 +99,7 @@ pub(crate) fn build(input: &Input<'_>) -> Result<Built> {
         readonly_paths: if security.privileged { Vec::new() } else { security.readonly_paths.clone() },
         namespaces: namespaces(input, &security)?,
         cgroup: input.cgroup.to_string(),
-        resources: Resources { all_devices: security.privileged, ..resources(&wanted) },
+        resources: Resources { all_devices: security.privileged, ..resources(&wanted, &input.engine.cgroups) },
         log_path: input.log_path.clone(),
         stdin: config.stdin,
         stdin_once: config.stdin_once,
@@ -220,7 +220,10 @@ fn namespaces(input: &Input<'_>, security: &v1::LinuxContainerSecurityContext) -
     Ok(Namespaces { network: shared(pod.network()), ipc: shared(pod.ipc()), uts: shared(pod.network()), pid })
 }
 
-pub(crate) fn resources(wanted: &v1::LinuxContainerResources) -> Resources {
+/// What a container may use of what is counted here. An external runtime that is told of huge pages fails without their controller,
+/// also where the container may have none of them (`WithResources` of containerd).
+pub(crate) fn resources(wanted: &v1::LinuxContainerResources, cgroups: &Hierarchies) -> Resources {
+    let huge_pages = wanted.hugepage_limits.iter().filter(|_| cgroups.has("hugetlb"));
     let limits = Limits {
         cpu_period: wanted.cpu_period,
         cpu_quota: wanted.cpu_quota,
@@ -234,7 +237,7 @@ pub(crate) fn resources(wanted: &v1::LinuxContainerResources) -> Resources {
         cpuset_cpus: wanted.cpuset_cpus.clone(),
         cpuset_mems: wanted.cpuset_mems.clone(),
         pids_limit: 0,
-        hugepages: wanted.hugepage_limits.iter().map(|h| (h.page_size.clone(), h.limit)).collect(),
+        hugepages: huge_pages.map(|h| (h.page_size.clone(), h.limit)).collect(),
         unified: wanted.unified.clone().into_iter().collect(),
     };
     Resources { limits, all_devices: false }
@@ -377,6 +380,8 @@ fn requested(engine: &Engine, mount: &v1::Mount, images: &mut Vec<String>) -> Re
 
 #[cfg(test)]
 mod tests {
+    use cgroup::Hierarchy;
+
     use super::*;
     use crate::image::config::ExecutionConfig;
 
@@ -399,6 +404,18 @@ mod tests {
         ] {
             let config = v1::ContainerConfig { command: list(&command), args: list(&args), ..Default::default() };
             assert_eq!(arguments(&config, &image), expected);
+        }
+    }
+
+    /// The kubelet names every size that the kernel has, whether cgroups count them or not.
+    #[test]
+    fn huge_pages_are_limited_where_they_are_counted() {
+        let limit = v1::HugepageLimit { page_size: "2MB".into(), limit: 0 };
+        let wanted = v1::LinuxContainerResources { hugepage_limits: vec![limit], ..Default::default() };
+        for (controller, expected) in [("hugetlb", &[("2MB".to_owned(), 0_u64)][..]), ("memory", &[])] {
+            let tree = Hierarchy { controllers: vec![controller.into()], mount: "/nowhere".into() };
+            let cgroups = Hierarchies::V1(vec![tree]);
+            assert_eq!(resources(&wanted, &cgroups).limits.hugepages, expected, "{controller}");
         }
     }
 
