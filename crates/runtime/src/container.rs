@@ -80,7 +80,8 @@ pub(crate) async fn create(engine: &Arc<Engine>, request: v1::CreateContainerReq
     // What is mounted is looked at. It may be on a server that is silent, which would hold up whoever else has this thread.
     let prepared = tokio::select! {
         prepared = on_own_thread(prepare) => prepared.unwrap_or_else(|error| Err(doing("preparing a container")(error))),
-        () = engine.stop.cancelled() => Err(Error::Precondition("the runtime is stopping".into())),
+        // The thread may still write the spec. The next start finds both by the directory, and removes them.
+        () = engine.stop.cancelled() => return Err(Error::Precondition("the runtime is stopping".into())),
     };
     let built = match prepared {
         Ok(built) => built,
@@ -484,6 +485,25 @@ mod tests {
         server.join().unwrap();
         assert_eq!(engine.containers.lock().len(), 1);
         assert_eq!(fs::read_dir(directory.path().join("containers")).unwrap().count(), 0);
+    }
+
+    /// What it is started with has values of Secrets in it, and without the directory nobody would look for that.
+    #[tokio::test]
+    async fn a_container_that_is_being_made_at_the_end_is_left_to_the_next_start() {
+        let Ok(cgroups) = Cgroups::detect() else {
+            eprintln!("skipped: there are no cgroups here");
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let engine = engine(directory.path(), cgroups);
+        let request = debugger(&engine);
+        let (server, answer) = silence(&engine);
+        engine.stop.cancel();
+        let refused = create(&engine, request).await.unwrap_err().to_string();
+        assert!(refused.contains("the runtime is stopping"), "{refused}");
+        assert_eq!(fs::read_dir(directory.path().join("containers")).unwrap().count(), 1);
+        drop(answer);
+        server.join().unwrap();
     }
 
     /// While a server is silent the kubelet asks again, every few minutes and for each container that mounts what is there.
