@@ -39,6 +39,11 @@ const SIGNALS: &[(Signal, &str, &str)] = &[
 ];
 
 impl Signal {
+    fn named(name: &str) -> anyhow::Result<Self> {
+        let found = SIGNALS.iter().find(|(_, known, _)| *known == name);
+        found.map(|(signal, _, _)| *signal).with_context(|| format!("eviction signal {name:?} is not known"))
+    }
+
     pub(crate) fn name(self) -> &'static str {
         SIGNALS.iter().find(|(signal, _, _)| *signal == self).map_or("", |(_, name, _)| name)
     }
@@ -68,6 +73,37 @@ impl Amount {
         match text.strip_suffix('%') {
             Some(number) => Ok(Amount::Percent(number.parse().with_context(|| format!("{text:?} is no percentage"))?)),
             None => text.parse().map(Amount::Absolute).map_err(|error| anyhow::anyhow!("{text:?}: {error}")),
+        }
+    }
+
+    /// What must be left of a signal. Nothing and all that there is are no threshold: so one is switched off.
+    fn of_threshold(name: &str, text: &str) -> anyhow::Result<Option<Self>> {
+        if matches!(text, "0%" | "100%") {
+            return Ok(None);
+        }
+        let amount = Self::parse(text)?;
+        match &amount {
+            Amount::Percent(percent) if !(0.0..=100.0).contains(percent) => {
+                let bound = if *percent > 100.0 { "<= 100%" } else { ">= 0%" };
+                bail!("eviction percentage threshold {name} must be {bound}: {text}")
+            }
+            Amount::Absolute(quantity) if quantity.is_zero() || quantity.is_negative() => {
+                bail!("eviction threshold {name} must be positive: {text}")
+            }
+            _ => Ok(Some(amount)),
+        }
+    }
+
+    fn of_reclaim(name: &str, text: &str) -> anyhow::Result<Self> {
+        let amount = Self::parse(text)?;
+        match &amount {
+            Amount::Percent(percent) if percent.is_nan() || *percent <= 0.0 => {
+                bail!("eviction percentage minimum reclaim {name} must be positive: {text}")
+            }
+            Amount::Absolute(quantity) if quantity.is_negative() => {
+                bail!("negative eviction minimum reclaim specified for {name}")
+            }
+            _ => Ok(amount),
         }
     }
 
@@ -104,7 +140,7 @@ impl Threshold {
     pub(crate) fn is_met(&self, observations: &Observations, reclaiming: bool) -> Option<bool> {
         let seen = observations.get(&self.signal)?;
         let extra = self.reclaim.as_ref().filter(|_| reclaiming).map_or(0, |amount| amount.of(seen.capacity));
-        Some(seen.available < self.quantity(seen.capacity) + extra)
+        Some(seen.available < self.quantity(seen.capacity).saturating_add(extra))
     }
 
     /// The threshold as a number.
@@ -120,20 +156,25 @@ fn parse(
     grace: &BTreeMap<String, Duration>,
     reclaim: &BTreeMap<String, String>,
 ) -> anyhow::Result<Vec<Threshold>> {
+    for name in grace.keys() {
+        Signal::named(name)?;
+    }
+    let mut minimum = BTreeMap::new();
+    for (name, text) in reclaim {
+        minimum.insert(Signal::named(name)?, Amount::of_reclaim(name, text)?);
+    }
     let mut thresholds = Vec::new();
     for (is_soft, map) in [(false, hard), (true, soft)] {
         for (name, amount) in map {
-            let Some((signal, _, _)) = SIGNALS.iter().find(|(_, known, _)| known == name) else {
-                bail!("eviction signal {name:?} is not known");
-            };
+            let signal = Signal::named(name)?;
+            let Some(amount) = Amount::of_threshold(name, amount)? else { continue };
             let grace = match is_soft {
                 false => None,
                 true => Some(*grace.get(name).with_context(|| {
                     format!("grace period must be specified for the soft eviction threshold {name}")
                 })?),
             };
-            let reclaim = reclaim.get(name).map(|text| Amount::parse(text)).transpose()?;
-            thresholds.push(Threshold { signal: *signal, amount: Amount::parse(amount)?, grace, reclaim });
+            thresholds.push(Threshold { signal, amount, grace, reclaim: minimum.get(&signal).cloned() });
         }
     }
     Ok(thresholds)
@@ -186,6 +227,37 @@ mod tests {
         ] {
             let met: Vec<Option<bool>> = thresholds.iter().map(|t| t.is_met(&observations, reclaiming)).collect();
             assert_eq!(met, expected, "{observations:?}");
+        }
+    }
+
+    #[test]
+    fn nothing_and_all_are_no_thresholds_and_what_makes_no_sense_is_refused() {
+        let none = BTreeMap::new();
+        let hard = |amount: &str| {
+            let parsed = parse(&map(&[("nodefs.available", amount)]), &none, &BTreeMap::new(), &none);
+            parsed.map(|thresholds| thresholds.len()).map_err(|error| error.to_string())
+        };
+        for (amount, expected) in [
+            ("0%", Ok(0)),
+            ("100%", Ok(0)),
+            ("99.5%", Ok(1)),
+            ("101%", Err("eviction percentage threshold nodefs.available must be <= 100%: 101%")),
+            ("-1%", Err("eviction percentage threshold nodefs.available must be >= 0%: -1%")),
+            ("NaN%", Err("eviction percentage threshold nodefs.available must be >= 0%: NaN%")),
+            ("0", Err("eviction threshold nodefs.available must be positive: 0")),
+            ("-1Gi", Err("eviction threshold nodefs.available must be positive: -1Gi")),
+        ] {
+            assert_eq!(hard(amount), expected.map_err(str::to_owned), "{amount}");
+        }
+        for (signal, amount, is_fine) in [
+            ("nodefs.available", "0", true),
+            ("nodefs.available", "10%", true),
+            ("nodefs.available", "-1", false),
+            ("nodefs.available", "0%", false),
+            ("nonsense", "1", false),
+        ] {
+            let parsed = parse(&none, &none, &BTreeMap::new(), &map(&[(signal, amount)]));
+            assert_eq!(parsed.is_ok(), is_fine, "{signal} {amount}");
         }
     }
 
