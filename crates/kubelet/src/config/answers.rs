@@ -25,7 +25,11 @@ pub(super) const FIELDS: &[Row] = &[
     only("enableServer", &["true"], "the server always runs"),
     only("enableSystemLogQuery", &["false"], "logs are served as files, not searched"),
     same("fileCheckFrequency", "changes of files are noticed at once"),
-    same("hairpinMode", "the network plug-in decides, as with every CRI runtime"),
+    only(
+        "hairpinMode",
+        &["promiscuous-bridge", "hairpin-veth", "none"],
+        "the network plug-in decides, as with every CRI runtime",
+    ),
     only("imagePullCredentialsVerificationPolicy", &["NeverVerifyPreloadedImages"], "that policy is always on"),
     refused("imageServiceEndpoint", "images are the runtime's: containerRuntimeEndpoint"),
     same("iptablesDropBit", "it has no effect upstream either"),

@@ -253,12 +253,17 @@ impl FileConfig {
         set(&mut settings.protect_kernel_defaults, self.protect_kernel_defaults);
         set(&mut settings.fail_swap_on, self.fail_swap_on);
         set(&mut settings.fail_cgroup_v1, self.fail_cgroup_v1);
+        for (name, qps) in [
+            ("kubeAPIQPS (--kube-api-qps)", self.kube_api_qps),
+            ("eventRecordQPS (--event-qps)", self.event_record_qps),
+            ("registryPullQPS (--registry-qps)", self.registry_pull_qps),
+        ] {
+            if let Some(qps) = qps.filter(|qps| *qps < 0) {
+                bail!("invalid configuration: {name} {qps} must not be a negative number");
+            }
+        }
         settings.api_rate = rate(self.kube_api_qps, self.kube_api_burst, 100);
         settings.event_rate = rate(self.event_record_qps, self.event_burst, 100);
-        anyhow::ensure!(
-            self.registry_pull_qps.is_none_or(|qps| qps >= 0),
-            "registryPullQPS (--registry-qps) must not be a negative number"
-        );
         settings.pull_rate = rate(self.registry_pull_qps, self.registry_burst, 10);
         set(&mut settings.debugging_handlers, self.enable_debugging_handlers);
         set(&mut settings.profiling_handler, self.enable_profiling_handler);
@@ -293,7 +298,8 @@ impl FileConfig {
         }
         if let Some(size) = self.container_log_max_size {
             let size: Quantity = size.parse().map_err(|error| anyhow::anyhow!("containerLogMaxSize: {error}"))?;
-            settings.container_log_max_size = size.value().max(0) as u64;
+            // A negative size is none.
+            settings.container_log_max_size = u64::try_from(size.value()).unwrap_or(u64::MAX);
         }
         settings.cluster_dns = self.cluster_dns;
         settings.allowed_unsafe_sysctls = self.allowed_unsafe_sysctls;

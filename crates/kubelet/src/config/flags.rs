@@ -166,6 +166,7 @@ impl Args {
         reserve(&self.kube_reserved, &mut config.kube_reserved)?;
         config.apply(&mut settings)?;
         self.apply(&mut settings)?;
+        settings.check()?;
         Ok(settings)
     }
 
@@ -219,7 +220,7 @@ impl Args {
         if !self.eviction_hard.is_empty() {
             settings.eviction_hard.clear();
         }
-        for threshold in &self.eviction_hard {
+        for threshold in self.eviction_hard.iter().filter(|threshold| !threshold.is_empty()) {
             let (signal, amount) =
                 threshold.split_once('<').with_context(|| format!("{threshold:?} is not signal<amount"))?;
             settings.eviction_hard.insert(signal.into(), amount.into());

@@ -1,6 +1,7 @@
 //! What a kubelet is told: flags, the `KubeletConfiguration` file, and the settings both end in.
 
 mod answers;
+mod check;
 mod file;
 mod flags;
 mod shutdown;
@@ -207,6 +208,7 @@ impl Settings {
     pub fn configured(node_name: &str, configuration: serde_json::Value) -> anyhow::Result<Self> {
         let mut settings = Self::new(node_name);
         file::FileConfig::parse(configuration)?.apply(&mut settings)?;
+        settings.check()?;
         Ok(settings)
     }
 
