@@ -361,6 +361,7 @@ pub(crate) async fn unpack_layer(store: &Arc<ImageStore>, layer: &Layer) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::config::RootFs;
 
     #[test]
     fn security_images_are_refused_by_what_their_manifest_says() {
@@ -449,6 +450,32 @@ mod tests {
             let blob = Descriptor { digest: digest.clone(), size, ..Default::default() };
             assert_eq!(fetch(&store, &registry, &blob).await.is_ok(), is_fine, "{size}");
         }
+    }
+
+    /// What a manifest calls a digest becomes part of paths of the node and of requests to registries (CVE-2024-3727).
+    #[tokio::test]
+    async fn security_digests_are_no_paths() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(ImageStore::open(directory.path()).unwrap());
+        let mirrors = Mirrors::default();
+        let endpoint = mirrors.endpoints(&"127.0.0.1:1/a:b".parse().unwrap()).unwrap().remove(0);
+        let registry = Registry::new(endpoint, None).unwrap();
+        let good = format!("sha256:{}", "1".repeat(64));
+        let below = format!("{good}/../../x");
+        let of = |digest: &str| Descriptor { digest: digest.to_owned(), size: 1, ..Default::default() };
+        for bad in ["", "sha256:", "sha256:../../../x", "../../b/manifests/c", "sha512:1", below.as_str()] {
+            let refused = fetch(&store, &registry, &of(bad)).await;
+            assert!(
+                matches!(&refused, Err(PullError::Content(why)) if why.contains("bad digest")),
+                "{bad}: {refused:?}"
+            );
+            for (blob, diff_id) in [(bad, good.as_str()), (good.as_str(), bad)] {
+                let rootfs = RootFs { diff_ids: vec![diff_id.to_owned()] };
+                assert!(pair_layers(&[of(blob)], &ImageConfig { rootfs, ..Default::default() }).is_err(), "{bad}");
+            }
+        }
+        let rootfs = RootFs { diff_ids: vec![good.clone()] };
+        assert!(pair_layers(&[of(&good)], &ImageConfig { rootfs, ..Default::default() }).is_ok());
     }
 
     #[tokio::test]
