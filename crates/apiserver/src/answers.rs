@@ -40,7 +40,6 @@ impl Table for Unused {
             refused("etcd-healthcheck-timeout", "the timeouts of the store are fixed"),
             refused("etcd-readycheck-timeout", "the timeouts of the store are fixed"),
             refused("etcd-servers-overrides", "all objects are in one store"),
-            same("external-hostname", "no URL that is made here has the host's name"),
             only("goaway-chance", &["0"], "connections are never closed by chance"),
             refused("http2-max-streams-per-connection", "the limit of streams is fixed"),
             same("kubelet-port", "the node says on which port its kubelet is"),

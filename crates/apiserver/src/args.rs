@@ -49,6 +49,9 @@ pub struct Args {
     /// The IP address on which to advertise the apiserver to members of the cluster.
     #[arg(long)]
     pub advertise_address: Option<IpAddr>,
+    /// The hostname to use in addresses that are told to others: in discovery, and for the JSON Web Key Set.
+    #[arg(long)]
+    pub external_hostname: Option<String>,
     /// File containing the x509 certificate for HTTPS, followed by intermediates.
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
@@ -581,6 +584,7 @@ impl TryFrom<Args> for Config {
             etcd_prefix: args.etcd_prefix,
             bind: SocketAddr::new(args.bind_address, args.secure_port),
             advertise_address: args.advertise_address,
+            external_hostname: args.external_hostname.filter(|host| !host.is_empty()),
             tls_cert_file: args.tls_cert_file,
             tls_private_key_file: args.tls_private_key_file,
             cert_dir: args.cert_dir,

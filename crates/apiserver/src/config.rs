@@ -1,6 +1,6 @@
 //! What a server is made of, and upstream's flags for it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +29,8 @@ pub struct Config {
     pub bind: SocketAddr,
     /// The address other members of the cluster use: the endpoint of the `kubernetes` service.
     pub advertise_address: Option<IpAddr>,
+    /// What others are told instead of an address, with or without a port.
+    pub external_hostname: Option<String>,
     pub tls_cert_file: Option<PathBuf>,
     pub tls_private_key_file: Option<PathBuf>,
     /// Where a certificate that no file is named for is made and found again.
@@ -331,6 +333,7 @@ impl Config {
             etcd_prefix: DEFAULT_ETCD_PREFIX.to_owned(),
             bind: SocketAddr::from(([0, 0, 0, 0], 6443)),
             advertise_address: None,
+            external_hostname: None,
             tls_cert_file: None,
             tls_private_key_file: None,
             cert_dir: DEFAULT_CERT_DIR.into(),
@@ -407,7 +410,26 @@ impl Config {
     /// `<address>:<port>` as discovery tells clients.
     pub(crate) fn advertised(&self) -> String {
         let address = self.advertise_address.unwrap_or(self.bind.ip());
-        SocketAddr::new(address, self.bind.port()).to_string()
+        self.external().unwrap_or_else(|| SocketAddr::new(address, self.bind.port()).to_string())
+    }
+
+    /// Where the keys are that verify tokens of this issuer.
+    pub(crate) fn jwks_uri(&self, issuer: &str) -> String {
+        match (&self.service_account_jwks_uri, self.external()) {
+            (Some(uri), _) => uri.clone(),
+            (None, Some(address)) => format!("https://{address}/openid/v1/jwks"),
+            (None, None) => format!("{}/openid/v1/jwks", issuer.trim_end_matches('/')),
+        }
+    }
+
+    fn external(&self) -> Option<String> {
+        let host = self.external_hostname.as_deref()?;
+        let port = self.bind.port();
+        Some(match host.parse::<Ipv6Addr>() {
+            Ok(address) => SocketAddr::from((address, port)).to_string(),
+            Err(_) if host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']')) => host.to_owned(),
+            Err(_) => format!("{host}:{port}"),
+        })
     }
 
     pub(crate) fn audiences(&self) -> Vec<String> {
@@ -418,6 +440,27 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn others_are_told_the_external_hostname() {
+        let mut config = Config::new(Storage::Embedded(PathBuf::new()));
+        for (host, expected) in [
+            (None, "0.0.0.0:6443"),
+            (Some("k8s.example"), "k8s.example:6443"),
+            (Some("k8s.example:443"), "k8s.example:443"),
+            (Some("fd00::1"), "[fd00::1]:6443"),
+            (Some("[fd00::1]"), "[fd00::1]:6443"),
+            (Some("[fd00::1]:443"), "[fd00::1]:443"),
+        ] {
+            config.external_hostname = host.map(str::to_owned);
+            assert_eq!(config.advertised(), expected, "{host:?}");
+        }
+        assert_eq!(config.jwks_uri("https://issuer/"), "https://[fd00::1]:443/openid/v1/jwks");
+        config.service_account_jwks_uri = Some("https://keys".to_owned());
+        assert_eq!(config.jwks_uri("https://issuer/"), "https://keys");
+        (config.external_hostname, config.service_account_jwks_uri) = (None, None);
+        assert_eq!(config.jwks_uri("https://issuer/"), "https://issuer/openid/v1/jwks");
+    }
 
     #[test]
     fn an_etcd_prefix_is_a_path() {

@@ -142,10 +142,9 @@ fn openid_configuration(
 ) -> Result<Response<Body>, Status> {
     let Some(issuer) = state.config.service_account_issuers.first() else { return Err(Status::no_such_path()) };
     let Some(keys) = &state.authn.service_accounts else { return Err(Status::no_such_path()) };
-    let uri = state.config.service_account_jwks_uri.clone();
     let value = json!({
         "issuer": issuer,
-        "jwks_uri": uri.unwrap_or_else(|| format!("{}/openid/v1/jwks", issuer.trim_end_matches('/'))),
+        "jwks_uri": state.config.jwks_uri(issuer),
         "response_types_supported": ["id_token"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": keys.algorithms(),
