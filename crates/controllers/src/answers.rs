@@ -100,7 +100,11 @@ impl Table for Unused {
             same("namespace-sync-period", "controllers act when something changes or is due"),
             only("node-eviction-rate", &["0.1"], "the rates of eviction are fixed"),
             same("node-monitor-period", "controllers act when something changes or is due"),
-            same("node-startup-grace-period", "nodes are looked at once they have registered"),
+            only(
+                "node-startup-grace-period",
+                &["1m0s", "1m", "60s"],
+                "a node that was never ready has no longer than others: --node-monitor-grace-period",
+            ),
             same("node-sync-period", "it has no effect upstream either"),
             refused("pv-recycler-increment-timeout-nfs", "volumes are not recycled"),
             refused("pv-recycler-minimum-timeout-hostpath", "volumes are not recycled"),
@@ -177,8 +181,13 @@ mod tests {
         "--allocate-node-cidrs=true --cert-dir=/t --cluster-cidr=10.42.0.0/16 --configure-cloud-routes=false --controllers=*,tokencleaner,-service,-route,-cloud-node-lifecycle --kubeconfig=/c --leader-elect=false --profiling=false --secure-port=10257 --terminated-pod-gc-threshold=1000 --use-service-account-credentials=true",
     ];
 
-    const REFUSED: &[&str] =
-        &["--cloud-provider=aws", "--contention-profiling", "--node-eviction-rate=1", "--feature-gates=Unheard=true"];
+    const REFUSED: &[&str] = &[
+        "--cloud-provider=aws",
+        "--contention-profiling",
+        "--node-eviction-rate=1",
+        "--node-startup-grace-period=10m",
+        "--feature-gates=Unheard=true",
+    ];
 
     #[test]
     fn every_flag_has_an_answer() {

@@ -72,6 +72,7 @@ pub(super) const FIELDS: &[Row] = &[
 #[derive(Clone, Copy, Debug)]
 pub struct Unused;
 
+const ONE_ENDED: &str = "one ended container is kept for each name";
 const NO_CADVISOR: &str = "there is no cAdvisor: the kubelet measures by itself";
 
 impl Table for Unused {
@@ -102,9 +103,9 @@ impl Table for Unused {
             refused("lock-file", "there is no lock file"),
             same("log-cadvisor-usage", NO_CADVISOR),
             same("machine-id-file", NO_CADVISOR),
-            same("maximum-dead-containers", "one ended container is kept for each name"),
-            same("maximum-dead-containers-per-container", "one ended container is kept for each name"),
-            same("minimum-container-ttl-duration", "one ended container is kept for each name"),
+            only("maximum-dead-containers", &["-1"], ONE_ENDED),
+            only("maximum-dead-containers-per-container", &["1"], ONE_ENDED),
+            only("minimum-container-ttl-duration", &["0", "0s"], ONE_ENDED),
             same("runtime-cgroups", "the runtime looks after its own cgroup"),
             same("pod-infra-container-image", "the runtime has its own, as with every CRI runtime"),
             same("storage-driver-buffer-duration", NO_CADVISOR),
@@ -454,6 +455,7 @@ mod tests {
         let read = settings(&[&hard_way, "--kubeconfig=/k", "--v=2", "--register-node=true"]).unwrap();
         assert_eq!((read.max_pods, read.fail_swap_on), (16, false));
         assert!(settings(&["--fail-cgroupv1"]).unwrap().fail_cgroup_v1);
+        assert!(settings(&["--eviction-hard=", "--maximum-dead-containers=-1"]).unwrap().eviction_hard.is_empty());
         for (flag, expected) in [("pods", true), ("none", false), ("", false)] {
             let read = settings(&[&format!("--enforce-node-allocatable={flag}")]).unwrap();
             assert_eq!(read.enforce_allocatable, expected, "{flag:?}");
@@ -499,6 +501,7 @@ mod tests {
             (&["--image-credential-provider-config=/x"], "--image-credential-provider-config is not supported"),
             (&["--max-open-files=many"], "--max-open-files"),
             (&["--authorization-mode=RBAC"], "unknown authorization-mode RBAC"),
+            (&["--maximum-dead-containers-per-container=5"], "\"5\" is not supported: one ended container is kept"),
             (&["--enforce-node-allocatable=pods,kube-reserved"], "enforceNodeAllocatable: \"kube-reserved\""),
             (&["--allow-metric-labels=a"], "--allow-metric-labels"),
         ] {
