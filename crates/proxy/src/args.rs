@@ -204,14 +204,20 @@ impl Args {
         let from_file = Some(&file.client_connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from);
         let kubeconfig = self.kubeconfig.clone().or(from_file);
         let client = Client::from_flags(kubeconfig.as_deref(), self.master.clone())?.traced_remotely("kube-proxy");
-        let connection = &file.client_connection;
-        let (qps, burst) = (self.kube_api_qps.or(connection.qps), self.kube_api_burst.or(connection.burst));
-        let client = client.with_rate_limit(qps.unwrap_or(QPS), burst.unwrap_or(BURST));
+        let (qps, burst) = self.rate(&file.client_connection);
+        let client = client.with_rate_limit(qps, burst);
         let score = self.oom_score_adj.or(file.oom_score_adj).unwrap_or(OOM_SCORE);
         if let Err(error) = std::fs::write("/proc/self/oom_score_adj", score.to_string()) {
             tracing::warn!(score, %error, "cannot set oom_score_adj");
         }
         self.merge(file, client)
+    }
+
+    /// Requests per second and at once. kubeadm's files have zeros where they say nothing.
+    fn rate(&self, connection: &ClientConnection) -> (f64, u32) {
+        let qps = self.kube_api_qps.or(connection.qps).filter(|qps| *qps != 0.0);
+        let burst = self.kube_api_burst.or(connection.burst).filter(|burst| *burst != 0);
+        (qps.unwrap_or(QPS), burst.unwrap_or(BURST))
     }
 
     fn merge(self, file: File, client: client::Client) -> anyhow::Result<Config> {
@@ -373,6 +379,20 @@ mod tests {
         assert_eq!((config.conntrack.max_per_core, config.cluster_cidrs.len()), (Some(9), 0));
         // The file's periods are the other mode's.
         assert_eq!(config.min_sync_period, Duration::ZERO);
+    }
+
+    #[test]
+    fn a_rate_of_zero_is_the_default() {
+        for (file, expected) in [
+            ("", (QPS, BURST)),
+            ("clientConnection: {burst: 0, qps: 0}", (QPS, BURST)),
+            ("clientConnection: {burst: 200, qps: 100}", (100.0, 200)),
+        ] {
+            let file = parse_file(file).unwrap();
+            assert_eq!(Args::default().rate(&file.client_connection), expected);
+        }
+        let args = Args { kube_api_qps: Some(7.5), ..Args::default() };
+        assert_eq!(args.rate(&ClientConnection { qps: Some(100.0), ..Default::default() }), (7.5, BURST));
     }
 
     #[test]
