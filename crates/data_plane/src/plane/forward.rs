@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use super::access_log::Entry;
 use super::body::{AnswerBody, Broken, RequestBody};
-use super::headers::{Forwarded, edit, join_cookies, remove_of_connection, wanted_upgrade};
+use super::headers::{Forwarded, edit, join_cookies, remove_of_connection, unclear_end, wanted_upgrade};
 use super::pool::{ConnectError, Failure, Lease};
 use super::request::{Refusal, Target, check};
 use super::workers::Turn;
@@ -387,6 +387,10 @@ impl Exchange<'_> {
             }
             (true, None) => text(UNASKED.0, UNASKED.1),
             (false, _) => {
+                if let Some(why) = unclear_end(response.headers()) {
+                    tracing::debug!(route = self.route.name, why, "no answer from a backend");
+                    return text(UNANSWERED.0, UNANSWERED.1);
+                }
                 remove_of_connection(response.headers_mut());
                 response.headers_mut().remove(header::TE);
                 *response.version_mut() = Version::default();

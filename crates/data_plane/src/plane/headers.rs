@@ -71,6 +71,16 @@ pub(super) fn may_be_named(name: &str) -> bool {
     !FORWARDED.iter().chain(&kept).any(|known| known.as_str().eq_ignore_ascii_case(name))
 }
 
+/// Why two readers might not agree where the body of a message ends (RFC 9112, 6.3), if so.
+pub(super) fn unclear_end(headers: &HeaderMap) -> Option<&'static str> {
+    let mut encodings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let encoding = encodings.next()?;
+    if encodings.next().is_some() || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+        return Some("unknown transfer encoding");
+    }
+    headers.contains_key(header::CONTENT_LENGTH).then_some("both a length and a transfer encoding")
+}
+
 fn tokens<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).flat_map(listed)
 }

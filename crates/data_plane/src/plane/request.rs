@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use http::request::Parts;
 use http::{HeaderValue, Method, StatusCode, Version, header};
 
+use super::headers::unclear_end;
 use crate::hostname;
 
 pub(super) const MAX_HEADER_COUNT: usize = 100;
@@ -39,14 +40,8 @@ pub(crate) fn check(parts: &Parts) -> Result<Target, Refusal> {
     if target > MAX_TARGET {
         return Err((StatusCode::URI_TOO_LONG, "URI too long"));
     }
-    if let Some(encoding) = parts.headers.get(header::TRANSFER_ENCODING) {
-        let is_one = parts.headers.get_all(header::TRANSFER_ENCODING).iter().count() == 1;
-        if !is_one || !encoding.as_bytes().eq_ignore_ascii_case(b"chunked") {
-            return Err((BAD, "unknown transfer encoding"));
-        }
-        if parts.headers.contains_key(header::CONTENT_LENGTH) {
-            return Err((BAD, "both a length and a transfer encoding"));
-        }
+    if let Some(why) = unclear_end(&parts.headers) {
+        return Err((BAD, why));
     }
     let authority = authority(parts)?;
     let host = match authority {

@@ -64,8 +64,9 @@ pub(super) fn read(bytes: &[u8], asked: Asked, out: &mut Vec<u8>) -> Result<Opti
     let named = Named::new(response.headers, version)?;
     let has_body = !asked.is_head && !matches!(code, 204 | 304);
     let framing = match (named.is_chunked, named.length) {
-        _ if !has_body => Framing::Length(0),
+        // As `unclear_end` has it, whether or not there is a body.
         (true, Some(_)) => return Err(BadHead::Framing),
+        _ if !has_body => Framing::Length(0),
         (true, None) => Framing::Chunked(Chunks::default()),
         (false, Some(length)) => Framing::Length(length),
         (false, None) => Framing::UntilClose,

@@ -91,10 +91,8 @@ impl Buffer {
     pub(super) fn prepend(&mut self, bytes: &[u8]) -> bool {
         self.allocate(Size::Large);
         if self.is_empty() {
-            let whole = GAP + bytes.len();
-            if whole + TAIL > self.bytes.len() {
-                return false;
-            }
+            // A head that fills the buffer has no body behind it yet, and may have grown into the gap.
+            let whole = (GAP + bytes.len()).min(self.bytes.len() - TAIL);
             (self.start, self.end) = (whole, whole);
         }
         self.replace(0, bytes)
@@ -197,6 +195,19 @@ mod tests {
         assert_eq!(buffer.unread(), b"longer head body");
         assert!(buffer.append(b"\r\n"));
         assert_eq!(buffer.unread(), b"longer head body\r\n");
+    }
+
+    #[test]
+    fn a_head_that_fills_a_buffer_may_grow_as_well() {
+        let mut buffer = Buffer::default();
+        assert!(!buffer.prepend(&[b'x'; GAP + LARGE + 1]));
+        assert!(buffer.is_empty());
+        let head = vec![b'x'; GAP + LARGE];
+        assert!(buffer.prepend(&head));
+        assert_eq!(buffer.unread(), head);
+        assert!(buffer.append(b"0\r\n\r\n"));
+        buffer.consume(head.len());
+        assert_eq!(buffer.unread(), b"0\r\n\r\n");
     }
 
     #[test]

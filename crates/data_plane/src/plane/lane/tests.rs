@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::hostname::Pattern;
+use crate::plane::pool::MAX_BUFFER;
 use crate::plane::ports::tests::kept_address;
 use crate::plane::{DataPlane, Limits, Ports};
 use crate::table::{
@@ -368,6 +369,54 @@ async fn security_an_answer_that_breaks_off_has_no_end() {
         let head = client.head().await;
         assert!(head.starts_with("HTTP/1.1 502 Bad Gateway\r\ncontent-type: text/plain"), "{path}: {head}");
         client.until("\n").await;
+    }
+    world.end().await;
+}
+
+#[tokio::test]
+async fn security_an_answer_with_two_ends_is_refused_on_either_path() {
+    let (at, _seen, _) = endpoint(|head| match head.split(' ').nth(1).unwrap() {
+        "/both" => {
+            ("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", false)
+        }
+        "/twice" => (
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+            false,
+        ),
+        "/gzip" => ("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", false),
+        _ => (OK, false),
+    })
+    .await;
+    let world = World::new(at, Limits::default()).await;
+    // Two lines of cookies are not for the lane.
+    for cookies in ["", "Cookie: a=1\r\nCookie: b=2\r\n"] {
+        for (method, path) in [("GET", "/both"), ("HEAD", "/both"), ("GET", "/twice"), ("GET", "/gzip"), ("GET", "/")] {
+            let code = if path == "/" { 200 } else { 502 };
+            let mut client = world.client().await;
+            client.say(format!("{method} {path} HTTP/1.1\r\nHost: a.test\r\n{cookies}\r\n")).await;
+            let head = client.head().await;
+            assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{method} {path} {cookies}: {head}");
+        }
+    }
+    world.end().await;
+}
+
+#[tokio::test]
+async fn the_longest_head_of_an_answer_is_passed_on_and_a_longer_one_is_refused() {
+    // As long as the request says, without a body; one byte for each line more, and a date, are added to it.
+    let (at, _seen, _) = endpoint(|head| {
+        let length: usize = head.split(' ').nth(1).unwrap()[1..].parse().unwrap();
+        let start = "HTTP/1.1 200 OK\r\nTransfer-Encoding:chunked\r\nX:";
+        let answer: &'static str = format!("{start}{}\r\n\r\n", "x".repeat(length - start.len() - 4)).leak();
+        (answer, true)
+    })
+    .await;
+    let world = World::new(at, Limits::default()).await;
+    for (length, code) in [(60_000, 200), (MAX_BUFFER - 20, 200), (MAX_BUFFER, 200), (MAX_BUFFER + 1, 502)] {
+        let mut client = world.client().await;
+        client.get(&format!("/{length}")).await;
+        let head = client.head().await;
+        assert!(head.starts_with(&format!("HTTP/1.1 {code} ")), "{length}: {}", &head[..head.len().min(100)]);
     }
     world.end().await;
 }
