@@ -20,29 +20,42 @@ const WEIGHT: &str = "X-Load-Balancing-Endpoint-Weight";
 pub(crate) struct HealthChecks {
     proxy: Arc<OwnHealth>,
     open: BTreeMap<String, Listener>,
+    /// Those whose port was in use. It may be that of a service whose own change comes later.
+    refused: BTreeMap<String, HealthCheck>,
 }
 
 struct Listener {
     port: u16,
     local_endpoints: Arc<Mutex<usize>>,
-    _task: JoinSet<()>,
+    task: JoinSet<()>,
 }
 
 impl HealthChecks {
     pub(crate) fn new(proxy: Arc<OwnHealth>) -> Self {
-        Self { proxy, open: BTreeMap::new() }
+        Self { proxy, open: BTreeMap::new(), refused: BTreeMap::new() }
     }
 
     pub(crate) async fn set(&mut self, service: &str, check: Option<HealthCheck>) {
-        let Some(check) = check else {
-            self.open.remove(service);
-            return;
-        };
-        if let Some(listener) = self.open.get(service).filter(|listener| listener.port == check.port) {
+        self.refused.remove(service);
+        if let Some(check) = &check
+            && let Some(listener) = self.open.get(service).filter(|listener| listener.port == check.port)
+        {
             *listener.local_endpoints.lock() = check.local_endpoints;
             return;
         }
-        self.open.remove(service);
+        if let Some(mut listener) = self.open.remove(service) {
+            // Until its task has ended, nobody else can have the port.
+            listener.task.shutdown().await;
+            for (service, check) in std::mem::take(&mut self.refused) {
+                self.listen(&service, check).await;
+            }
+        }
+        if let Some(check) = check {
+            self.listen(service, check).await;
+        }
+    }
+
+    async fn listen(&mut self, service: &str, check: HealthCheck) {
         let listener = match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, check.port))).await {
             Ok(listener) => Ok(listener),
             Err(_) => TcpListener::bind(("0.0.0.0", check.port)).await,
@@ -55,9 +68,12 @@ impl HealthChecks {
                 task.spawn(FutureExt::boxed(client::plain_http::serve_answers(socket, move |_| {
                     answer(&name, *counter.lock(), proxy.is_serving())
                 })));
-                self.open.insert(service.to_owned(), Listener { port: check.port, local_endpoints, _task: task });
+                self.open.insert(service.to_owned(), Listener { port: check.port, local_endpoints, task });
             }
-            Err(error) => tracing::error!(service, port = check.port, %error, "cannot open the health check node port"),
+            Err(error) => {
+                tracing::error!(service, port = check.port, %error, "cannot open the health check node port");
+                self.refused.insert(service.to_owned(), check);
+            }
         }
     }
 }
@@ -78,7 +94,47 @@ fn answer(service: &str, local_endpoints: usize, is_proxy_well: bool) -> Answer 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+
+    /// Services and their ports, 0 for none.
+    type Checks = &'static [(&'static str, u16)];
+
+    /// Changes of several services come in any order.
+    #[test]
+    fn a_port_goes_from_one_service_to_another() {
+        let inside = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let mut checks = HealthChecks::new(Arc::new(OwnHealth::new(Duration::from_secs(60))));
+                let rows: [(Checks, Checks); 5] = [
+                    (&[("b", 30001)], &[("b", 30001)]),
+                    // The new service of the port comes before the old one goes.
+                    (&[("a", 30001), ("b", 0)], &[("a", 30001)]),
+                    // Closed and opened again at once, and two that exchange their ports.
+                    (&[("a", 0), ("a", 30001), ("b", 30002)], &[("a", 30001), ("b", 30002)]),
+                    (&[("a", 30002), ("b", 30001)], &[("a", 30002), ("b", 30001)]),
+                    // Who does not want it any more does not get it.
+                    (&[("c", 30001), ("c", 0), ("b", 0)], &[("a", 30002)]),
+                ];
+                for (changes, expected) in rows {
+                    for (service, port) in changes {
+                        let check = HealthCheck { port: *port, local_endpoints: 1 };
+                        checks.set(service, (*port != 0).then_some(check)).await;
+                    }
+                    let open: Vec<(&str, u16)> =
+                        checks.open.iter().map(|(service, listener)| (service.as_str(), listener.port)).collect();
+                    assert_eq!(open, expected);
+                    assert!(checks.refused.is_empty());
+                }
+            });
+        };
+        std::thread::spawn(inside).join().unwrap();
+    }
 
     #[test]
     fn a_load_balancer_goes_where_there_are_endpoints_behind_a_proxy_that_is_well() {
