@@ -131,6 +131,20 @@ metadata: {name: hello}
 spec: {parentRefs: [{name: hello}], rules: [{backendRefs: [{name: hello, port: 80}]}]}
 ";
 
+const MORE_SERVICES: &str = "
+apiVersion: networking.k8s.io/v1
+kind: ServiceCIDR
+metadata: {name: more}
+spec: {cidrs: ['fd99::/112']}
+";
+
+const FURTHER: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: further}
+spec: {clusterIP: 'fd99::7', selector: {app: hello}, ports: [{port: 80}]}
+";
+
 /// What may come in to the pods of the service.
 fn policy(name: &str, ingress: &str) -> String {
     format!(
@@ -204,6 +218,25 @@ fn a_machine_with_ipv6_alone_has_a_cluster_of_it() {
         assert!(said.contains(expected), "{expected} in\n{said}");
     }
     assert_eq!(cluster.kubectl("get pod probed -o jsonpath={.status.hostIPs[*].ip}"), "fd44::2");
+
+    // So do addresses of a range that services get while the cluster runs, as long as it is there.
+    cluster.apply(MORE_SERVICES);
+    cluster.kubectl("wait --for=condition=Ready servicecidr/more --timeout=120s");
+    let file = cluster.path("further.yaml");
+    std::fs::write(&file, FURTHER).unwrap();
+    cluster.wait("an address of the new range", || {
+        let output = cluster.cox("kubectl").args(["apply", "-f", file.to_str().unwrap()]).output().unwrap();
+        output.status.success().then_some(())
+    });
+    for network in [&cluster.host.netns(), &other] {
+        cluster.answers("through the new range", 2, || http_get(network, "[fd99::7]:80"));
+    }
+    cluster.kubectl("delete service further");
+    cluster.kubectl("delete servicecidr more");
+    cluster.wait("the end of its routes", || {
+        let routes = crate::harness::said(cluster.host.command("ip").args(["-6", "route"]));
+        (!routes.contains("fd99::/112")).then_some(())
+    });
 
     // A policy closes the pods to that pod, and so a name that leads to them, until another one lets it in.
     let ask = ["exec", "probed", "--", "sh", "-c", "timeout 2 wget -q -O - http://hello/ || echo closed"];
