@@ -1,5 +1,7 @@
 //! The driver's services. Names become folders, so they are looked at before they do.
 
+mod checks;
+mod lists;
 mod room;
 
 use std::any::Any;
@@ -16,14 +18,17 @@ use csi::registration::{
     CSI_PLUGIN, InfoRequest, PluginInfo, Registration, RegistrationStatus, RegistrationStatusResponse,
 };
 use csi::tonic::Status;
-use csi::v1::{self, AccessType, ContentSource, ControllerRpc, NodeRpc, ServiceType, Unit, VolumeExpansionType};
+use csi::v1::{self, ContentSource, ControllerRpc, NodeRpc, ServiceType, Unit, VolumeExpansionType};
 use nix::mount::{MsFlags, mount, umount};
 
 use crate::NAME;
 use crate::counts::Counts;
-use crate::mounts::{is_mount_point, is_used, resolved};
+use crate::mounts::{is_mount_point, is_shown_at, is_used, resolved};
 use crate::quota::{Kernel, Projects, Quotas};
 use crate::store::{Folders, Snapshot, Volume};
+
+pub(crate) use checks::capabilities;
+use checks::{check_capabilities, check_id, check_range, check_target, mount_flags, pending};
 
 /// Whoever asks has a count that is not older, if counting does not take long.
 const MAX_COUNT_AGE: Duration = Duration::from_secs(50);
@@ -290,12 +295,13 @@ impl Driver {
     }
 
     async fn publish(&self, request: v1::NodePublishVolumeRequest) -> Result<(), Status> {
-        self.volume(&request.volume_id)?;
+        let to = PathBuf::from(request.target_path);
+        check_target(&to)?;
         check_capabilities(request.volume_capability.as_slice())?;
-        let (from, to) = (self.volumes.data(&request.volume_id), PathBuf::from(request.target_path));
+        self.volume(&request.volume_id)?;
+        let from = self.volumes.data(&request.volume_id);
         let mut flags = mount_flags(request.volume_capability.as_ref())?;
         flags.set(MsFlags::MS_RDONLY, flags.contains(MsFlags::MS_RDONLY) || request.readonly);
-        check_target(&to)?;
         // It is not removed meanwhile, and whoever has given up waiting does not undo it before it is done.
         let held = (self.change(to.clone())?, self.read(from.clone())?);
         self.volume(&request.volume_id)?;
@@ -319,8 +325,12 @@ impl Driver {
         .await
     }
 
-    async fn unpublish(&self, target: String) -> Result<(), Status> {
-        let target = PathBuf::from(target);
+    async fn unpublish(&self, request: v1::NodeUnpublishVolumeRequest) -> Result<(), Status> {
+        // Which one it is does not matter: a target is that of one volume.
+        if request.volume_id.is_empty() {
+            return Err(Status::invalid_argument("the volume's id is missing"));
+        }
+        let target = PathBuf::from(request.target_path);
         check_target(&target)?;
         let held = self.change(target.clone())?;
         blocking(move || {
@@ -336,11 +346,23 @@ impl Driver {
         .await
     }
 
-    async fn measure(&self, id: String) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
+    async fn measure(&self, request: v1::NodeGetVolumeStatsRequest) -> Result<v1::NodeGetVolumeStatsResponse, Status> {
+        let (id, at) = (request.volume_id, request.volume_path);
+        check_id("volume", &id)?;
+        if at.is_empty() {
+            return Err(Status::invalid_argument("the volume's path is missing"));
+        }
         let volume = self.volume(&id)?;
         let (data, projects, project) = (self.volumes.data(&id), self.projects.clone(), volume.project);
-        let counted = blocking(move || Ok((projects.usage(project)?, nix::sys::statvfs::statvfs(&data)?)));
-        let (counted, disk) = counted.await?;
+        let (name, place) = (id.clone(), PathBuf::from(&at));
+        let counted = blocking(move || {
+            let is_there = is_shown_at(&files::mount_table()?, &resolved(&place)?, &name);
+            Ok((is_there, projects.usage(project)?, nix::sys::statvfs::statvfs(&data)?))
+        });
+        let (is_there, counted, disk) = counted.await?;
+        if !is_there {
+            return Err(Status::not_found(format!("volume {id} is not at {at:?}")));
+        }
         let (used, inodes) = match counted {
             Some(usage) => (usage.bytes, usage.inodes),
             None => {
@@ -404,49 +426,6 @@ fn shown(id: String, snapshot: &Snapshot) -> v1::Snapshot {
         ready_to_use: true,
         ..Default::default()
     }
-}
-
-fn check_id(what: &str, id: &str) -> Result<(), Status> {
-    match api::node_volumes::is_id(id) {
-        true => Ok(()),
-        false => Err(Status::invalid_argument(format!("invalid {what} name {id:?}"))),
-    }
-}
-
-/// The code that CSI has for it; whoever asked asks again.
-fn pending(folder: &Path) -> Status {
-    let id = folder.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
-    Status::aborted(format!("an operation with {id} is under way"))
-}
-
-fn check_target(path: &Path) -> Result<(), Status> {
-    match path.is_absolute() && !path.components().any(|part| part == std::path::Component::ParentDir) {
-        true => Ok(()),
-        false => Err(Status::invalid_argument(format!("invalid path {:?}", path.display()))),
-    }
-}
-
-fn check_range(range: &v1::CapacityRange) -> Result<(), Status> {
-    let is_fine = range.required_bytes >= 0
-        && range.limit_bytes >= 0
-        && (range.limit_bytes == 0 || range.limit_bytes >= range.required_bytes);
-    if is_fine { Ok(()) } else { Err(Status::invalid_argument(format!("invalid capacity range {range:?}"))) }
-}
-
-fn check_capabilities(wanted: &[v1::VolumeCapability]) -> Result<(), Status> {
-    let is_block = |one: &v1::VolumeCapability| matches!(one.access_type, Some(AccessType::Block(_)));
-    if wanted.iter().any(is_block) {
-        return Err(Status::invalid_argument("volumes are folders and cannot be used as block devices"));
-    }
-    Ok(())
-}
-
-/// What the volume's mount options come to: its folder is mounted as a folder.
-fn mount_flags(wanted: Option<&v1::VolumeCapability>) -> Result<MsFlags, Status> {
-    let Some(AccessType::Mount(mount)) = wanted.and_then(|wanted| wanted.access_type.as_ref()) else {
-        return Ok(MsFlags::empty());
-    };
-    files::bind_flags(&mount.mount_flags).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
 fn number(value: u64) -> i64 {
@@ -532,8 +511,11 @@ impl v1::Controller for Driver {
         request: v1::ValidateVolumeCapabilitiesRequest,
     ) -> Answer<'_, v1::ValidateVolumeCapabilitiesResponse> {
         Box::pin(async move {
-            self.volume(&request.volume_id)?;
             let refused = check_capabilities(&request.volume_capabilities).err();
+            if let Some(status) = refused.as_ref().filter(|_| request.volume_capabilities.is_empty()) {
+                return Err(status.clone());
+            }
+            self.volume(&request.volume_id)?;
             Ok(match refused {
                 Some(status) => {
                     v1::ValidateVolumeCapabilitiesResponse { confirmed: None, message: status.message().into() }
@@ -551,20 +533,8 @@ impl v1::Controller for Driver {
         })
     }
 
-    fn list_volumes(&self, _: v1::ListVolumesRequest) -> Answer<'_, v1::ListVolumesResponse> {
-        Box::pin(async move {
-            let all = self.volumes.list::<Volume>().map_err(failed)?;
-            let entries = all.into_iter().map(|(id, volume)| v1::VolumeEntry {
-                volume: Some(v1::Volume {
-                    volume_id: id,
-                    capacity_bytes: volume.capacity,
-                    accessible_topology: vec![v1::Topology { segments: self.topology() }],
-                    ..Default::default()
-                }),
-                status: None,
-            });
-            Ok(v1::ListVolumesResponse { entries: entries.collect(), next_token: String::new() })
-        })
+    fn list_volumes(&self, request: v1::ListVolumesRequest) -> Answer<'_, v1::ListVolumesResponse> {
+        Box::pin(std::future::ready(self.volumes_listed(&request)))
     }
 
     fn get_capacity(&self, request: v1::GetCapacityRequest) -> Answer<'_, v1::GetCapacityResponse> {
@@ -598,17 +568,7 @@ impl v1::Controller for Driver {
     }
 
     fn list_snapshots(&self, request: v1::ListSnapshotsRequest) -> Answer<'_, v1::ListSnapshotsResponse> {
-        Box::pin(async move {
-            let all = self.snapshots.list::<Snapshot>().map_err(failed)?;
-            let is_wanted = |id: &str, snapshot: &Snapshot| {
-                (request.snapshot_id.is_empty() || request.snapshot_id == id)
-                    && (request.source_volume_id.is_empty() || request.source_volume_id == snapshot.volume)
-            };
-            let entries = all.into_iter().filter(|(id, snapshot)| is_wanted(id, snapshot));
-            let entries =
-                entries.map(|(id, snapshot)| v1::SnapshotEntry { snapshot: Some(shown(id, &snapshot)) }).collect();
-            Ok(v1::ListSnapshotsResponse { entries, next_token: String::new() })
-        })
+        Box::pin(std::future::ready(self.snapshots_listed(&request)))
     }
 
     fn controller_expand_volume(
@@ -616,7 +576,8 @@ impl v1::Controller for Driver {
         request: v1::ControllerExpandVolumeRequest,
     ) -> Answer<'_, v1::ControllerExpandVolumeResponse> {
         Box::pin(async move {
-            let range = request.capacity_range.unwrap_or_default();
+            let missing = || Status::invalid_argument("the capacity range is missing");
+            let range = request.capacity_range.ok_or_else(missing)?;
             let capacity_bytes = self.expand(request.volume_id, range).await?;
             Ok(v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false })
         })
@@ -646,14 +607,14 @@ impl v1::Node for Driver {
         &self,
         request: v1::NodeUnpublishVolumeRequest,
     ) -> Answer<'_, v1::NodeUnpublishVolumeResponse> {
-        Box::pin(async move { self.unpublish(request.target_path).await.map(|()| v1::NodeUnpublishVolumeResponse {}) })
+        Box::pin(async move { self.unpublish(request).await.map(|()| v1::NodeUnpublishVolumeResponse {}) })
     }
 
     fn node_get_volume_stats(
         &self,
         request: v1::NodeGetVolumeStatsRequest,
     ) -> Answer<'_, v1::NodeGetVolumeStatsResponse> {
-        Box::pin(self.measure(request.volume_id))
+        Box::pin(self.measure(request))
     }
 }
 
@@ -691,8 +652,13 @@ mod tests {
         let driver = Driver::open_with("n", dir.path(), recorded.clone()).unwrap();
         let range = |bytes: i64| Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 });
         for name in ["one", "two"] {
-            let request =
-                v1::CreateVolumeRequest { name: name.into(), capacity_range: range(1 << 20), ..Default::default() };
+            let (capacity_range, volume_capabilities) = (range(1 << 20), capabilities());
+            let request = v1::CreateVolumeRequest {
+                name: name.into(),
+                capacity_range,
+                volume_capabilities,
+                ..Default::default()
+            };
             for _ in 0..2 {
                 driver.create_volume(request.clone()).await.unwrap();
             }
@@ -710,15 +676,31 @@ mod tests {
         driver.controller_expand_volume(grow).await.unwrap();
         assert_eq!(recorded.limits.lock()[one], 3 << 20);
         // What is set aside is known without a look at the folders, and is what they say.
-        let on_disk =
-            |driver: &Driver| -> HashMap<String, Volume> { driver.volumes.list().unwrap().into_iter().collect() };
+        let on_disk = |driver: &Driver| -> HashMap<String, Volume> {
+            driver.volumes.list_readable().unwrap().into_iter().collect()
+        };
         let sizes = |volumes: &HashMap<String, Volume>| (volumes["one"].capacity, volumes["two"].capacity);
         assert_eq!(driver.busy().made.clone(), Some(on_disk(&driver)));
         assert_eq!(sizes(&on_disk(&driver)), (3 << 20, 1 << 20));
         // What the kernel has counted is told, without a look at the files.
         recorded.usage.lock().insert(*one, Usage { bytes: 2 << 20, inodes: 8 });
-        let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
-        let usage = driver.node_get_volume_stats(stats).await.unwrap().usage;
+        let target_path = dir.path().join("target").to_string_lossy().into_owned();
+        let publish = v1::NodePublishVolumeRequest {
+            volume_id: "one".into(),
+            target_path: target_path.clone(),
+            volume_capability: capabilities().pop(),
+            ..Default::default()
+        };
+        driver.node_publish_volume(publish).await.unwrap();
+        let stats = v1::NodeGetVolumeStatsRequest {
+            volume_id: "one".into(),
+            volume_path: target_path.clone(),
+            ..Default::default()
+        };
+        let usage = driver.node_get_volume_stats(stats).await;
+        let unpublish = v1::NodeUnpublishVolumeRequest { volume_id: "one".into(), target_path };
+        driver.node_unpublish_volume(unpublish).await.unwrap();
+        let usage = usage.unwrap().usage;
         assert_eq!((usage[0].total, usage[0].used, usage[0].available), (3 << 20, 2 << 20, 1 << 20));
         assert_eq!(usage[1].used, 7);
 
@@ -742,7 +724,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let create = |name: &str| {
             let capacity_range = Some(v1::CapacityRange { required_bytes: 1 << 20, limit_bytes: 0 });
-            v1::CreateVolumeRequest { name: name.into(), capacity_range, ..Default::default() }
+            let volume_capabilities = capabilities();
+            v1::CreateVolumeRequest { name: name.into(), capacity_range, volume_capabilities, ..Default::default() }
         };
         let driver = Driver::open("n", dir.path()).unwrap();
         driver.create_volume(create("one")).await.unwrap();
@@ -752,8 +735,12 @@ mod tests {
         driver.create_volume(create("two")).await.unwrap();
         assert!(driver.available().unwrap() > 0);
         let target = dir.path().join("target").to_string_lossy().into_owned();
-        let publish =
-            v1::NodePublishVolumeRequest { volume_id: "one".into(), target_path: target, ..Default::default() };
+        let publish = v1::NodePublishVolumeRequest {
+            volume_id: "one".into(),
+            target_path: target,
+            volume_capability: capabilities().pop(),
+            ..Default::default()
+        };
         let failed = driver.node_publish_volume(publish).await.unwrap_err();
         assert_eq!(failed.code(), csi::tonic::Code::Internal);
         assert!(driver.create_volume(create("one")).await.is_err() && driver.data("one").exists());
@@ -768,7 +755,8 @@ mod tests {
 
         let dir = tempfile::tempdir().unwrap();
         let driver = Driver::open("n", dir.path()).unwrap();
-        let create = v1::CreateVolumeRequest { name: "one".into(), ..Default::default() };
+        let volume_capabilities = capabilities();
+        let create = v1::CreateVolumeRequest { name: "one".into(), volume_capabilities, ..Default::default() };
         driver.create_volume(create).await.unwrap();
         let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
         for held in [driver.read(driver.volumes.data("one")), driver.change(driver.volumes.about("one"))] {
@@ -780,12 +768,5 @@ mod tests {
         }
         driver.delete_volume(delete).await.unwrap();
         assert!(driver.busy().folders.is_empty(), "nobody is at anything");
-    }
-
-    #[test]
-    fn security_targets_are_plain_paths() {
-        for (path, fine) in [("/a/b", true), ("a", false), ("/a/../b", false), ("", false)] {
-            assert_eq!(check_target(Path::new(path)).is_ok(), fine, "{path:?}");
-        }
     }
 }

@@ -19,6 +19,12 @@ pub(crate) fn resolved(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
+/// Whether the files of a volume are what is mounted at a place.
+pub(crate) fn is_shown_at(table: &[u8], place: &Path, id: &str) -> bool {
+    let end = Path::new(id).join("data");
+    files::mounts(table).any(|mount| mount.point == place && mount.root.ends_with(&end))
+}
+
 /// Whether the files of a volume are bound anywhere, or something is mounted among them. Mounts are told by their names alone:
 /// those of others may not answer.
 pub(crate) fn is_used(table: &[u8], data: &Path, id: &str) -> bool {

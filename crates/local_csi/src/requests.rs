@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use trace::{Context, Stage, Work};
 
-use crate::driver::Driver;
+use crate::driver::{Driver, capabilities};
 
 /// Free room is looked at this often, without any event.
 const FREE_ROOM_INTERVAL: Duration = Duration::from_secs(30);
@@ -286,6 +286,7 @@ async fn change_volume(driver: &Driver, id: &str, request: &Request) -> Result<(
             let wanted = CreateVolumeRequest {
                 name: id.to_owned(),
                 capacity_range: range,
+                volume_capabilities: capabilities(),
                 volume_content_source: request.source.as_ref().map(content),
                 ..Default::default()
             };

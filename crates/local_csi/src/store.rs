@@ -79,11 +79,7 @@ impl Folders {
         }
     }
 
-    pub(crate) fn list<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, T)>> {
-        self.each()?.into_iter().map(|(name, about)| about.map(|about| (name, about))).collect()
-    }
-
-    /// All whose record can be read: one that is damaged holds up nobody else.
+    /// All by name whose record can be read: one that is damaged holds up nobody else.
     pub(crate) fn list_readable<T: DeserializeOwned>(&self) -> io::Result<Vec<(String, T)>> {
         let readable = self.each()?.into_iter().filter_map(|(name, about)| match about {
             Ok(about) => Some((name, about)),

@@ -10,7 +10,7 @@ use ::api::node_volumes::NodeVolumes;
 use apiserver::{Server, Storage};
 use client::{Client, Gvr, Handler, Patch};
 use csi::tonic::Code;
-use csi::v1::{self, Controller as _};
+use csi::v1::{self, Controller as _, Node as _};
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use serde_json::{Value, json};
@@ -22,10 +22,15 @@ fn range(bytes: i64) -> Option<v1::CapacityRange> {
     Some(v1::CapacityRange { required_bytes: bytes, limit_bytes: 0 })
 }
 
+fn as_folder() -> v1::VolumeCapability {
+    v1::VolumeCapability::mount(v1::MountVolume::default(), v1::AccessMode::SingleNodeWriter)
+}
+
 fn create(name: &str, bytes: i64, from: Option<v1::ContentSource>) -> v1::CreateVolumeRequest {
     v1::CreateVolumeRequest {
         name: name.into(),
         capacity_range: range(bytes),
+        volume_capabilities: vec![as_folder()],
         volume_content_source: from.map(|source| v1::VolumeContentSource { r#type: Some(source) }),
         ..Default::default()
     }
@@ -59,6 +64,7 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     let publish = |readonly: bool| v1::NodePublishVolumeRequest {
         volume_id: "one".into(),
         target_path: target.to_string_lossy().into_owned(),
+        volume_capability: Some(as_folder()),
         readonly,
         ..Default::default()
     };
@@ -74,8 +80,14 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     std::fs::write(target.join("file"), vec![7; 100_000]).unwrap();
     let used = controller.delete_volume(delete("one")).await.unwrap_err();
     assert_eq!(used.code(), Code::FailedPrecondition, "{used}");
-    let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
-    let usage = node.node_get_volume_stats(stats).await.unwrap().usage;
+    let stats = |path: &Path| v1::NodeGetVolumeStatsRequest {
+        volume_id: "one".into(),
+        volume_path: path.to_string_lossy().into_owned(),
+        ..Default::default()
+    };
+    let usage = node.node_get_volume_stats(stats(&target)).await.unwrap().usage;
+    let elsewhere = node.node_get_volume_stats(stats(dir.path())).await.unwrap_err();
+    assert_eq!(elsewhere.code(), Code::NotFound, "{elsewhere}");
     assert!(usage[0].total == 1 << 20 && usage[0].used >= 100_000 && usage[1].used == 1, "{usage:?}");
     for _ in 0..2 {
         node.node_unpublish_volume(unpublish()).await.unwrap();
@@ -136,6 +148,102 @@ async fn folders_are_made_shown_copied_measured_and_removed() {
     assert_eq!(lost.code(), Code::NotFound, "a folder that is gone is never made anew");
     stop.cancel();
     serving.await.unwrap().unwrap();
+}
+
+/// What csi-sanity asks of every driver beyond that.
+#[tokio::test]
+async fn requests_are_answered_as_the_specification_has_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = local_csi::Driver::open("n", dir.path()).unwrap();
+    let code = |status: csi::tonic::Status| status.code();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    for name in ["a", "b", "c"] {
+        driver.create_volume(create(name, 1 << 20, None)).await.unwrap();
+        let snapshot =
+            v1::CreateSnapshotRequest { source_volume_id: "a".into(), name: name.into(), ..Default::default() };
+        driver.create_snapshot(snapshot).await.unwrap();
+    }
+
+    // What must be said is missing.
+    for wanted in [create("", 1, None), v1::CreateVolumeRequest { volume_capabilities: vec![], ..create("d", 1, None) }]
+    {
+        assert_eq!(driver.create_volume(wanted).await.map_err(code).err(), Some(Code::InvalidArgument));
+    }
+    for (volume_id, volume_capabilities, expected) in [
+        ("", vec![as_folder()], Some(Code::InvalidArgument)),
+        ("a", vec![], Some(Code::InvalidArgument)),
+        ("d", vec![as_folder()], Some(Code::NotFound)),
+        ("a", vec![as_folder()], None),
+    ] {
+        let volume_id = volume_id.to_owned();
+        let asked = v1::ValidateVolumeCapabilitiesRequest { volume_id, volume_capabilities, ..Default::default() };
+        assert_eq!(driver.validate_volume_capabilities(asked).await.map_err(code).err(), expected);
+    }
+    let grow = v1::ControllerExpandVolumeRequest { volume_id: "a".into(), ..Default::default() };
+    assert_eq!(driver.controller_expand_volume(grow).await.map_err(code).err(), Some(Code::InvalidArgument));
+    let snapshot = v1::CreateSnapshotRequest { name: "d".into(), ..Default::default() };
+    assert_eq!(driver.create_snapshot(snapshot).await.map_err(code).err(), Some(Code::InvalidArgument));
+    let (target, none) = (path("target"), String::new());
+    for (volume_id, target_path, volume_capability, expected) in [
+        ("", &target, Some(as_folder()), Code::InvalidArgument),
+        ("d", &none, Some(as_folder()), Code::InvalidArgument),
+        ("d", &target, None, Code::InvalidArgument),
+        ("d", &target, Some(as_folder()), Code::NotFound),
+    ] {
+        let (volume_id, target_path) = (volume_id.to_owned(), target_path.clone());
+        let asked = v1::NodePublishVolumeRequest { volume_id, target_path, volume_capability, ..Default::default() };
+        assert_eq!(driver.node_publish_volume(asked).await.map_err(code).err(), Some(expected));
+    }
+    for (volume_id, target_path, expected) in [
+        ("", &target, Some(Code::InvalidArgument)),
+        ("a", &none, Some(Code::InvalidArgument)),
+        ("a", &target, None),
+        // What never was here is not published either.
+        ("d", &target, None),
+    ] {
+        let (volume_id, target_path) = (volume_id.to_owned(), target_path.clone());
+        let asked = v1::NodeUnpublishVolumeRequest { volume_id, target_path };
+        assert_eq!(driver.node_unpublish_volume(asked).await.map_err(code).err(), expected);
+    }
+    for (volume_id, volume_path, expected) in [
+        ("", "some/path", Code::InvalidArgument),
+        ("a", "", Code::InvalidArgument),
+        ("d", "some/path", Code::NotFound),
+        ("a", "some/path", Code::NotFound),
+    ] {
+        let (volume_id, volume_path) = (volume_id.to_owned(), volume_path.to_owned());
+        let asked = v1::NodeGetVolumeStatsRequest { volume_id, volume_path, ..Default::default() };
+        assert_eq!(driver.node_get_volume_stats(asked).await.map_err(code).err(), Some(expected));
+    }
+
+    // Lists come in pages, also when what a page ended with is gone, and without what cannot be read.
+    std::fs::write(dir.path().join("snapshots/c/about.json"), "{").unwrap();
+    let volumes = async |max_entries: i32, starting_token: String| {
+        let page = driver.list_volumes(v1::ListVolumesRequest { max_entries, starting_token }).await.map_err(code)?;
+        let ids = page.entries.into_iter().map(|entry| entry.volume.unwrap().volume_id);
+        Ok::<_, Code>((ids.collect::<Vec<_>>(), page.next_token))
+    };
+    let (first, token) = volumes(2, String::new()).await.unwrap();
+    assert_eq!((first, token.is_empty()), (vec!["a".to_owned(), "b".to_owned()], false));
+    let delete = v1::DeleteVolumeRequest { volume_id: "b".into(), ..Default::default() };
+    driver.delete_volume(delete).await.unwrap();
+    assert_eq!(volumes(2, token).await, Ok((vec!["c".to_owned()], String::new())));
+    assert_eq!(volumes(0, "invalid-token".to_owned()).await, Err(Code::Aborted));
+    assert_eq!(volumes(-1, String::new()).await, Err(Code::InvalidArgument));
+    let snapshots = async |snapshot_id: &str, max_entries: i32| {
+        let snapshot_id = snapshot_id.to_owned();
+        let asked = v1::ListSnapshotsRequest { snapshot_id, max_entries, ..Default::default() };
+        let page = driver.list_snapshots(asked).await.map_err(code)?;
+        let ids = page.entries.into_iter().map(|entry| entry.snapshot.unwrap().snapshot_id);
+        Ok::<_, Code>((ids.collect::<Vec<_>>(), page.next_token.is_empty()))
+    };
+    assert_eq!(snapshots("", 1).await, Ok((vec!["a".to_owned()], false)));
+    assert_eq!(snapshots("", 0).await, Ok((vec!["a".to_owned(), "b".to_owned()], true)));
+    assert_eq!(snapshots("b", 0).await, Ok((vec!["b".to_owned()], true)));
+    for nothing in ["d", "../volumes/a"] {
+        assert_eq!(snapshots(nothing, 0).await, Ok((vec![], true)), "{nothing}");
+    }
+    assert_eq!(snapshots("c", 0).await, Err(Code::Internal), "it is there, whatever its record says");
 }
 
 /// Runs a program in a directory; what it complained about if it failed.
@@ -214,8 +322,20 @@ async fn a_full_volume_takes_no_more() {
     };
     driver.controller_expand_volume(grow).await.unwrap();
     let grown = fill();
-    let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
-    let usage = v1::Node::node_get_volume_stats(&driver, stats).await.unwrap().usage;
+    let target = dir.path().join("target").to_string_lossy().into_owned();
+    let publish = v1::NodePublishVolumeRequest {
+        volume_id: "one".into(),
+        target_path: target.clone(),
+        volume_capability: Some(as_folder()),
+        ..Default::default()
+    };
+    v1::Node::node_publish_volume(&driver, publish).await.unwrap();
+    let stats =
+        v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), volume_path: target.clone(), ..Default::default() };
+    let usage = v1::Node::node_get_volume_stats(&driver, stats).await.map(|stats| stats.usage);
+    let unpublish = v1::NodeUnpublishVolumeRequest { volume_id: "one".into(), target_path: target };
+    v1::Node::node_unpublish_volume(&driver, unpublish).await.unwrap();
+    let usage = usage.unwrap();
     let delete = v1::DeleteVolumeRequest { volume_id: "one".into(), ..Default::default() };
     let deleted = driver.delete_volume(delete).await;
     drop(driver);

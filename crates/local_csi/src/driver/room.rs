@@ -144,9 +144,10 @@ impl Driver {
 mod tests {
     use std::sync::Arc;
 
-    use csi::v1::{self, Controller, Node};
+    use csi::v1::{self, Controller};
 
     use super::*;
+    use crate::driver::capabilities;
     use crate::quota::{Recorded, Usage};
 
     #[tokio::test]
@@ -158,7 +159,12 @@ mod tests {
         const SIZE: i64 = 64 << 20;
         for driver in [&limited, &plain] {
             let range = Some(v1::CapacityRange { required_bytes: SIZE, limit_bytes: 0 });
-            let request = v1::CreateVolumeRequest { name: "one".into(), capacity_range: range, ..Default::default() };
+            let request = v1::CreateVolumeRequest {
+                name: "one".into(),
+                capacity_range: range,
+                volume_capabilities: capabilities(),
+                ..Default::default()
+            };
             driver.create_volume(request).await.unwrap();
         }
         let set_aside = |driver: &Driver| {
@@ -177,8 +183,7 @@ mod tests {
         assert_eq!((set_aside(&limited), available(&limited)), (SIZE / 2, true));
         assert_eq!((set_aside(&plain), available(&plain)), (SIZE, true), "nobody has counted yet");
         std::fs::write(plain.data("one").join("file"), vec![7; SIZE as usize / 2]).unwrap();
-        let stats = v1::NodeGetVolumeStatsRequest { volume_id: "one".into(), ..Default::default() };
-        plain.node_get_volume_stats(stats).await.unwrap();
+        plain.counts.fresh("one", plain.volumes.data("one"), Duration::ZERO).await.unwrap();
         assert!((set_aside(&plain) - SIZE / 2).abs() < 1 << 20 && available(&plain));
         // One that holds more than it was promised takes nothing from others.
         recorded.usage.lock().insert(project, Usage { bytes: 2 * SIZE as u64, inodes: 2 });
