@@ -9,7 +9,6 @@ use api::sort::CompactCollect as _;
 use super::{Layout, Mode, PLUGIN, RECORD, Record, STAGED, names, names_if_dir};
 use crate::volumes::kernel::{Kernel as _, Linux};
 use crate::volumes::mounts;
-use crate::volumes::records::is_absent;
 
 /// A volume of a pod, as its record on disk says.
 #[derive(Clone, Debug)]
@@ -213,10 +212,10 @@ impl Layout {
 
     /// Whether a driver has put something where a pod's volume belongs.
     fn is_published(&self, uid: &str, spec_name: &str, mode: Mode) -> io::Result<bool> {
-        let target = self.target(uid, spec_name, mode);
         match mode {
-            Mode::Filesystem => mounts::is_mounted_at(&Linux, &target),
-            Mode::Block => target.try_exists().or_else(|error| if is_absent(&error) { Ok(false) } else { Err(error) }),
+            Mode::Filesystem => mounts::is_mounted_at(&Linux, &self.target(uid, spec_name, mode)),
+            // It is not looked at itself: what is mounted there may not answer.
+            Mode::Block => Ok(names_if_dir(&self.published_devices().join(spec_name))?.iter().any(|it| it == uid)),
         }
     }
 
@@ -272,6 +271,27 @@ mod tests {
         layout.note_use("v", &record(), Mode::Block).unwrap();
         std::fs::write(layout.target("u", "pv", Mode::Block), "").unwrap();
         assert_eq!(layout.in_use(Some("u")).unwrap()[0].record, record());
+    }
+
+    /// The kubelet looks at all places when it starts, before it serves anybody.
+    #[test]
+    fn a_device_that_does_not_answer_holds_up_no_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        layout.note_use("u", &record(), Mode::Block).unwrap();
+        let target = layout.target("u", "pv", Mode::Block);
+        std::fs::create_dir(&target).unwrap();
+        let Some(silent) = testkit::silent::Silent::mount(&target) else {
+            eprintln!("skipped: there is no FUSE here");
+            return;
+        };
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let looked = layout.clone();
+        let look = std::thread::spawn(move || sender.send(looked.known().map(|known| known.seen.found.len())));
+        let found = receiver.recv_timeout(std::time::Duration::from_secs(60));
+        drop(silent);
+        look.join().unwrap().unwrap();
+        assert_eq!(found.unwrap().unwrap(), 1);
     }
 
     /// A driver does what it was asked for when its caller has given up, and undone what was written down.
