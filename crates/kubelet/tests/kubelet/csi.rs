@@ -236,7 +236,7 @@ pub(crate) async fn inline_volumes_hear_of_their_pod(node: &mut Node) {
 
 /// A block volume is a device in the container, and a claim is used as what it is.
 pub(crate) async fn devices_reach_containers(node: &mut Node) {
-    let served = driver(node, Options::new(NAME), json!({})).await;
+    let served = driver(node, Options::new(NAME), json!({"tokenRequests": [{"audience": "vault"}]})).await;
     let driver = &served.driver;
     claim(node, "raw", NAME, json!({"volumeMode": "Block"})).await;
     let script = "test -c /dev/raw && head -c 4 /dev/raw | od -An -tx1; sleep 1000";
@@ -250,6 +250,16 @@ pub(crate) async fn devices_reach_containers(node: &mut Node) {
     assert_eq!(publish.target_path, devices.join("publish/pv-raw").join(uid(&pod)).to_string_lossy());
     assert_eq!(publish.staging_target_path, devices.join("staging/pv-raw").to_string_lossy());
     assert!(matches!(publish.volume_capability.unwrap().access_type, Some(AccessType::Block(_))));
+    assert!(publish.volume_context.is_empty() && publish.secrets.is_empty(), "no tokens");
+    let of_pod = node.dir.path().join("kubelet/pods").join(uid(&pod)).join("volumeDevices/kubernetes.io~csi");
+    for (what, path) in [("globalMapPath", devices.join("pv-raw/dev")), ("volumeMapPath", of_pod)] {
+        let mapped = format!("MapVolume.MapPodDevice succeeded for volume \"pv-raw\" {what} {path:?}");
+        node.wait_event(&mapped, |event| {
+            let is_told = event.message.as_deref() == Some(&*mapped);
+            is_told && event.reason.as_deref() == Some("SuccessfulMountVolume")
+        })
+        .await;
+    }
     node.create("wrong", using("raw", "sleep 1000")).await;
     node.wait_message(
         "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process volumes=[v]: volume v has volumeMode Block, but is specified in volumeMounts",
@@ -259,6 +269,20 @@ pub(crate) async fn devices_reach_containers(node: &mut Node) {
     node.delete("wrong").await;
     assert_eq!(driver.count("NodeUnstageVolume", "handle-raw"), 1);
     assert_clean(node, driver);
+
+    // One that stages nothing hears of the place all the same, as from upstream's kubelet.
+    let name = "plain.example.com";
+    let plain = Options { abilities: Vec::new(), topology: Default::default(), ..Options::new(name) };
+    let served = self::driver(node, plain, json!({})).await;
+    claim(node, "plain", name, json!({"volumeMode": "Block"})).await;
+    let containers = json!([{"name": "c", "image": crate::image::NAME, "command": shell("sleep 1000"),
+        "volumeDevices": [{"name": "v", "devicePath": "/dev/raw"}]}]);
+    node.create("plain", merged(using("plain", ""), json!({ "containers": containers }))).await;
+    node.wait("plain", "ready", is_ready).await;
+    let told = served.driver.publishes().remove(0).staging_target_path;
+    assert_eq!((told, served.driver.stages().len()), (devices.join("staging/pv-plain").display().to_string(), 0));
+    node.delete("plain").await;
+    assert_clean(node, &served.driver);
 }
 
 /// Disks that pods name as removed drivers had them are those of the drivers that took over, or are refused.

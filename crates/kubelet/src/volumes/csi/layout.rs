@@ -130,6 +130,12 @@ impl Layout {
         self.plugins().join("volumeDevices").join(spec_name)
     }
 
+    /// Where a device is mapped for the node and for a pod, as upstream's events have it.
+    pub(crate) fn maps(&self, uid: &str, spec_name: &str) -> [(&'static str, PathBuf); 2] {
+        let of_pod = self.root.join("pods").join(uid).join("volumeDevices").join(PLUGIN);
+        [("globalMapPath", self.devices(spec_name).join("dev")), ("volumeMapPath", of_pod)]
+    }
+
     /// Where the driver publishes a volume for a pod.
     pub(crate) fn target(&self, uid: &str, spec_name: &str, mode: Mode) -> PathBuf {
         match mode {

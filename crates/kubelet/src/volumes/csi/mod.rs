@@ -344,7 +344,10 @@ impl Csi {
             secret_tokens: BTreeMap::new(),
             object,
         };
-        self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
+        // Nor does upstream give tokens with devices (`publishVolumeForBlock`, v1.36).
+        if !wanted.is_block {
+            self.add_tokens(&mut inputs, tokens).await.map_err(fail)?;
+        }
         if wanted.needs_attachment(inputs.object.as_deref()) {
             inputs.publish_context = inputs
                 .work(Stage::Attach, &wanted)

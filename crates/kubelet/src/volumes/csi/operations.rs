@@ -76,10 +76,12 @@ impl Csi {
         }
         let target = self.layout.target(&uid, &wanted.spec_name, mode);
         let driver = &inputs.driver;
+        // A driver hears where devices would be staged also if it stages none (`publishVolumeForBlock`, v1.36).
+        let told = wanted.is_block.then(|| self.layout.staging(&record, mode)).or_else(|| staging.clone());
         let request = v1::NodePublishVolumeRequest {
             volume_id: wanted.handle.clone(),
             publish_context: inputs.publish_context.clone(),
-            staging_target_path: staging.as_ref().map(|path| driver.path(path)).unwrap_or_default(),
+            staging_target_path: told.map(|path| driver.path(&path)).unwrap_or_default(),
             target_path: driver.path(&target),
             volume_capability: Some(Self::capability(wanted, inputs)),
             readonly: wanted.is_read_only,
@@ -136,6 +138,12 @@ impl Csi {
         };
         if is_first {
             self.stats.look_soon();
+            let maps = if wanted.is_block { self.layout.maps(&uid, &wanted.spec_name).to_vec() } else { Vec::new() };
+            for (what, path) in maps {
+                let (name, path) = (&wanted.spec_name, path.to_string_lossy());
+                let message = format!("MapVolume.MapPodDevice succeeded for volume {name:?} {what} {path:?}");
+                self.recorder.normal(&client::reference(&*inputs.pod), "SuccessfulMountVolume", message);
+            }
         }
         Ok(mounted)
     }
