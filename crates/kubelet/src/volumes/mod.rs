@@ -357,7 +357,8 @@ impl Volumes {
         error::check_name("volume name", name)?;
         let read_only = read_only || source.read_only == Some(true);
         let share = nfs::Share::new(source, read_only, options);
-        let path = self.nfs.set_up(self.dir(pod, "kubernetes.io~nfs", name), share, self.call_timeout).await?;
+        let (namespace, path) = (state::namespace(pod), self.dir(pod, "kubernetes.io~nfs", name));
+        let path = self.nfs.set_up(namespace, path, share, self.call_timeout).await?;
         Ok(Mounted::Path { path, read_only })
     }
 

@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::NFSVolumeSource;
 use nix::errno::Errno;
 use nix::mount::MsFlags;
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::watch;
 
 use super::kernel::{Kernel, Linux};
 use super::mounts;
@@ -24,23 +24,70 @@ const VERSIONS: [&str; 4] = ["4.2", "4.1", "4.0", "3"];
 const PORT: u16 = 2049;
 
 /// Shares that the kernel is asked to mount: a server that does not answer holds the call for minutes.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Nfs {
     under_way: Arc<Mutex<HashSet<PathBuf>>>,
-    /// How many may wait for their servers at a time.
-    slots: Arc<Semaphore>,
-    /// And for each server.
-    slots_of_servers: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
+    taken: Arc<watch::Sender<Taken>>,
 }
 
-const SLOTS: usize = 16;
-/// Less than all, for one that is silent.
-const SLOTS_OF_SERVER: usize = 4;
+/// How many mounts may wait for their servers at a time.
+const PLACES: usize = 32;
+/// Less than all, where all servers that a namespace names are silent.
+const PLACES_OF_NAMESPACE: usize = 16;
+/// And less than those, for one that is.
+const PLACES_OF_SERVER: usize = 4;
 
-impl Default for Nfs {
-    fn default() -> Self {
-        let slots = Arc::new(Semaphore::new(SLOTS));
-        Self { under_way: Arc::default(), slots, slots_of_servers: Arc::default() }
+/// How many mounts wait, by whose they are.
+#[derive(Debug, Default)]
+struct Taken(HashMap<Whose, usize>);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Whose {
+    All,
+    Namespace(String),
+    Server(String),
+}
+
+impl Taken {
+    fn is_full(&self, whose: &Whose) -> bool {
+        let most = match whose {
+            Whose::All => PLACES,
+            Whose::Namespace(_) => PLACES_OF_NAMESPACE,
+            Whose::Server(_) => PLACES_OF_SERVER,
+        };
+        self.0.get(whose).is_some_and(|taken| *taken >= most)
+    }
+
+    /// All of them or none, so that who waits for one keeps nobody from another. Says which.
+    fn take(&mut self, all: &[Whose]) -> bool {
+        let has_room = !all.iter().any(|whose| self.is_full(whose));
+        if has_room {
+            for whose in all {
+                *self.0.entry(whose.clone()).or_default() += 1;
+            }
+        }
+        has_room
+    }
+
+    fn free(&mut self, all: &[Whose]) {
+        for whose in all {
+            if let Some(taken) = self.0.get_mut(whose) {
+                *taken -= 1;
+                if *taken == 0 {
+                    self.0.remove(whose);
+                }
+            }
+        }
+    }
+}
+
+/// Free again when it is dropped.
+#[derive(Debug)]
+struct Place(Arc<watch::Sender<Taken>>, [Whose; 3]);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.send_modify(|taken| taken.free(&self.1));
     }
 }
 
@@ -143,23 +190,29 @@ pub(crate) enum NfsError {
 }
 
 impl Nfs {
-    /// Mounts a share unless it is mounted there.
-    pub(super) async fn set_up(&self, target: PathBuf, share: Share, timeout: Duration) -> Result<PathBuf, NfsError> {
+    /// Mounts a share for a pod of a namespace unless it is mounted there.
+    pub(super) async fn set_up(
+        &self,
+        namespace: &str,
+        target: PathBuf,
+        share: Share,
+        timeout: Duration,
+    ) -> Result<PathBuf, NfsError> {
         let looked = target.clone();
         if super::blocking(move || mounts::is_mounted_at(&Linux, &looked)).await? {
             return Ok(target);
         }
         let address = resolve(&share.server, timeout).await?;
         // Each mount holds a thread for as long as its server is silent.
-        let slots = self.slots(&share, timeout).await?;
+        let place = self.place(namespace, &share, timeout).await?;
         if !self.under_way.lock().insert(target.clone()) {
             return Err(NfsError::UnderWay(share.source(), share.server));
         }
-        let (under_way, place) = (self.under_way.clone(), target.clone());
+        let (under_way, at) = (self.under_way.clone(), target.clone());
         let mounting = tokio::task::spawn_blocking(move || {
-            let mounted = mount_share(&Linux, &share, &place, address);
-            under_way.lock().remove(&place);
-            drop(slots);
+            let mounted = mount_share(&Linux, &share, &at, address);
+            under_way.lock().remove(&at);
+            drop(place);
             mounted
         });
         match tokio::time::timeout(timeout, mounting).await {
@@ -168,21 +221,25 @@ impl Nfs {
         }
     }
 
-    /// A place among those that wait for the server, and then one among all: who waits for a silent one keeps nobody from others.
-    async fn slots(&self, share: &Share, timeout: Duration) -> Result<[OwnedSemaphorePermit; 2], NfsError> {
-        let of_server = {
-            let mut all = self.slots_of_servers.lock();
-            // Those that nobody waits for.
-            all.retain(|_, slots| Arc::strong_count(slots) > 1);
-            let new = || Arc::new(Semaphore::new(SLOTS_OF_SERVER));
-            all.entry(share.server.clone()).or_insert_with(new).clone()
+    /// A place among those that wait.
+    async fn place(&self, namespace: &str, share: &Share, timeout: Duration) -> Result<Place, NfsError> {
+        let (namespace, server) = (Whose::Namespace(namespace.to_owned()), Whose::Server(share.server.clone()));
+        let all = [Whose::All, namespace, server];
+        let mut changes = self.taken.subscribe();
+        let taking = async {
+            while !self.taken.send_if_modified(|taken| taken.take(&all)) {
+                // The sender lives as long as this.
+                let _ = changes.changed().await;
+            }
         };
-        let of_server = tokio::time::timeout(timeout, of_server.acquire_owned()).await;
-        let of_server = of_server.map_err(|_| NfsError::UnderWay(share.source(), share.server.clone()))?;
-        let slot = tokio::time::timeout(timeout, self.slots.clone().acquire_owned()).await;
-        // Nobody closes the semaphores.
-        let slot = slot.map_err(|_| NfsError::Busy)?.map_err(|_| NfsError::Busy)?;
-        Ok([of_server.map_err(|_| NfsError::Busy)?, slot])
+        let taken = tokio::time::timeout(timeout, taking).await;
+        match taken {
+            Ok(()) => Ok(Place(self.taken.clone(), all)),
+            Err(_) if self.taken.borrow().is_full(&all[2]) => {
+                Err(NfsError::UnderWay(share.source(), share.server.clone()))
+            }
+            Err(_) => Err(NfsError::Busy),
+        }
     }
 }
 
@@ -274,7 +331,7 @@ mod tests {
         // Nobody listens at this address of the loopback network.
         let share = share("127.255.255.254", true, &["vers=4.2", "port=1", "soft", "timeo=10", "retrans=1"]);
         let failed =
-            Nfs::default().set_up(target.clone(), share, Duration::from_secs(100)).await.unwrap_err().to_string();
+            Nfs::default().set_up("ns", target.clone(), share, Duration::from_secs(100)).await.unwrap_err().to_string();
         assert!(failed.starts_with("mount failed: exit status 32\nMounting command: mount\n"), "{failed}");
         let arguments = "-t nfs -o port=1,retrans=1,ro,soft,timeo=10,vers=4.2 127.255.255.254:/export";
         assert!(failed.contains(&format!("{arguments} {}\nOutput: mount.nfs: ", target.display())), "{failed}");
@@ -283,22 +340,31 @@ mod tests {
         assert!(!target.exists(), "nothing is left behind");
     }
 
-    /// All pods of a node may have shares of one server, which goes silent.
+    /// All pods of a node may have shares of one server, which goes silent, and those of a namespace of as many as they name.
     #[tokio::test(start_paused = true)]
     async fn security_a_silent_server_leaves_room_for_others() {
         let nfs = Nfs::default();
-        let slots = async |server: &str| nfs.slots(&share(server, false, &[]), Duration::from_secs(60)).await;
+        let place = async |namespace: &str, server: &str| {
+            nfs.place(namespace, &share(server, false, &[]), Duration::from_secs(60)).await
+        };
         let mut waiting = Vec::new();
-        for _ in 0..SLOTS_OF_SERVER {
-            waiting.push(slots("a").await.unwrap());
+        for _ in 0..PLACES_OF_SERVER {
+            waiting.push(place("ns", "a").await.unwrap());
         }
-        let refused = slots("a").await.unwrap_err().to_string();
-        assert_eq!(refused, "a:/export is being mounted and a has not answered yet");
-        assert!(slots("b").await.is_ok());
+        for namespace in ["ns", "other"] {
+            let refused = place(namespace, "a").await.unwrap_err().to_string();
+            assert_eq!(refused, "a:/export is being mounted and a has not answered yet");
+            assert!(place(namespace, "b").await.is_ok());
+        }
+        for number in PLACES_OF_SERVER..PLACES_OF_NAMESPACE {
+            waiting.push(place("ns", &number.to_string()).await.unwrap());
+        }
+        let refused = place("ns", "b").await.unwrap_err().to_string();
+        assert_eq!(refused, "too many NFS servers do not answer");
+        assert!(place("other", "b").await.is_ok());
         waiting.pop();
-        assert!(slots("a").await.is_ok());
+        assert!(place("ns", "b").await.is_ok());
         waiting.clear();
-        assert!(slots("b").await.is_ok());
-        assert_eq!(nfs.slots_of_servers.lock().len(), 1, "what nobody waits for is forgotten");
+        assert!(nfs.taken.borrow().0.is_empty(), "what nobody waits for is forgotten");
     }
 }
