@@ -36,12 +36,13 @@ pub(crate) async fn a_driver_killed_between_any_two_calls_loses_nothing(node: &m
 }
 
 /// A call on the way up, when the victim is killed at it, and the call on the way down at which it is killed again.
-const MOMENTS: [(&str, When, &str); 5] = [
+const MOMENTS: [(&str, When, &str); 6] = [
     ("NodeStageVolume", When::Before, "NodeUnpublishVolume"),
     ("NodeStageVolume", When::After, "NodeUnpublishVolume"),
     ("NodePublishVolume", When::Before, "NodeUnstageVolume"),
     ("NodePublishVolume", When::After, "NodeUnstageVolume"),
     ("NodeExpandVolume", When::After, "NodeUnpublishVolume"),
+    ("NodeExpandVolume", When::Before, "NodeUnstageVolume"),
 ];
 
 /// The victim is killed before and after every call of a driver, on the way up and on the way down, once with the pod gone
