@@ -277,11 +277,7 @@ impl Layout {
 
     /// All pods that have a directory, or a device that was published.
     pub(crate) fn pods(&self) -> io::Result<BTreeSet<String>> {
-        let mut pods = BTreeSet::from_iter(names(&self.root.join("pods"))?);
-        for spec_name in names(&self.published_devices())? {
-            pods.extend(names_if_dir(&self.published_devices().join(spec_name))?);
-        }
-        Ok(pods)
+        self.pods_with(&self.published()?)
     }
 
     /// Whether a volume is staged here, or may be.

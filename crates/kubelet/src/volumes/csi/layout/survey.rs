@@ -62,6 +62,9 @@ impl Known {
 /// What the record of a staged volume says.
 type StagedRecord = io::Result<(Record, Mode)>;
 
+/// The pods that a device is published for, by name of the volume, as far as that can be listed.
+type Published = Vec<(String, io::Result<Vec<String>>)>;
+
 impl Seen {
     /// Whether anybody but `own` has a volume. Fails where somebody may have it: a place has the name of its volume.
     pub(crate) fn is_used(&self, record: &Record, own: Option<&str>) -> io::Result<bool> {
@@ -89,24 +92,35 @@ impl Layout {
     /// What is at the places of one pod, or of all. What was published without a record is a volume if its staging place tells
     /// which one; else it is a stray, which holds up nobody but its own pod.
     pub(crate) fn look(&self, uid: Option<&str>) -> io::Result<Seen> {
+        let published = self.published()?;
         let pods = match uid {
             Some(uid) => vec![uid.to_string()],
-            None => Vec::from_iter(self.pods()?),
+            None => Vec::from_iter(self.pods_with(&published)?),
         };
         let mut seen = Seen::default();
         for uid in pods {
-            match self.places(&uid) {
+            match self.places(&uid, &published) {
                 Ok(places) => places.into_iter().for_each(|(spec_name, mode)| {
                     self.look_at(Place { uid: uid.clone(), spec_name, mode }, &mut seen);
                 }),
-                Err(error) => seen.unread.extend(self.places_unlisted(&uid, &error)?),
+                Err(error) => seen.unread.extend(self.places_unlisted(&uid, &published, &error)?),
             }
+        }
+        // Whose they are is not known, and so they are nobody's whose own volumes are looked for.
+        for (spec_name, pods) in published.into_iter().filter(|_| uid.is_none()) {
+            let place = Place { uid: String::new(), spec_name, mode: Mode::Block };
+            seen.unread.extend(pods.err().map(|error| (place, error)));
         }
         Ok(seen)
     }
 
     /// What is known all the same of a pod whose directories cannot be listed: what is mounted there, and that something may be.
-    fn places_unlisted(&self, uid: &str, error: &io::Error) -> io::Result<Vec<(Place, io::Error)>> {
+    fn places_unlisted(
+        &self,
+        uid: &str,
+        published: &Published,
+        error: &io::Error,
+    ) -> io::Result<Vec<(Place, io::Error)>> {
         let plugin = self.root.canonicalize()?.join("pods").join(uid).join("volumes").join(PLUGIN);
         let table = Linux.mount_table()?;
         let mounted = files::mounts(&table).filter_map(|mount| {
@@ -115,10 +129,14 @@ impl Layout {
         });
         let mounted = mounted.chain([String::new()]).map(|spec_name| (spec_name, Mode::Filesystem));
         let mut all: BTreeSet<(String, Mode)> = mounted.compact_collect();
-        for spec_name in names(&self.published_devices())? {
-            // What cannot be told is not taken from it either.
-            if self.is_published(uid, &spec_name, Mode::Block).unwrap_or(true) {
-                all.insert((spec_name, Mode::Block));
+        for (spec_name, pods) in published {
+            let may_be_there = match pods {
+                Ok(pods) => pods.iter().any(|pod| pod == uid),
+                // What cannot be told is not taken from it either.
+                Err(_) => true,
+            };
+            if may_be_there {
+                all.insert((spec_name.clone(), Mode::Block));
             }
         }
         let unread = |(spec_name, mode)| {
@@ -164,18 +182,34 @@ impl Layout {
     }
 
     /// Where volumes of a pod are, or were begun.
-    fn places(&self, uid: &str) -> io::Result<BTreeSet<(String, Mode)>> {
+    fn places(&self, uid: &str, published: &Published) -> io::Result<BTreeSet<(String, Mode)>> {
         let pod = self.root.join("pods").join(uid);
         let mut places = BTreeSet::new();
         for (kind, mode) in [("volumes", Mode::Filesystem), ("volumeDevices", Mode::Block)] {
             places.extend(names_if_dir(&pod.join(kind).join(PLUGIN))?.into_iter().map(|spec_name| (spec_name, mode)));
         }
-        for spec_name in names(&self.published_devices())? {
-            if self.is_published(uid, &spec_name, Mode::Block)? {
-                places.insert((spec_name, Mode::Block));
+        for (spec_name, pods) in published {
+            if pods.iter().flatten().any(|pod| pod == uid) {
+                places.insert((spec_name.clone(), Mode::Block));
             }
         }
         Ok(places)
+    }
+
+    pub(super) fn published(&self) -> io::Result<Published> {
+        let dir = self.published_devices();
+        let listed = |spec_name: String| {
+            let pods = names_if_dir(&dir.join(&spec_name));
+            (spec_name, pods)
+        };
+        Ok(names(&dir)?.into_iter().map(listed).collect())
+    }
+
+    /// All pods that have a directory, or one of these devices.
+    pub(super) fn pods_with(&self, published: &Published) -> io::Result<BTreeSet<String>> {
+        let mut pods = BTreeSet::from_iter(names(&self.root.join("pods"))?);
+        pods.extend(published.iter().flat_map(|(_, pods)| pods.iter().flatten()).cloned());
+        Ok(pods)
     }
 
     /// What is written down about a pod's volume, if anything is.
@@ -437,6 +471,29 @@ mod tests {
         assert!(seen.is_used(&record(), None).is_err() && seen.is_used(&raw, None).is_err());
         assert!(seen.is_used(&other, None).unwrap());
         assert!(layout.known().unwrap().unread.iter().any(|why| why.contains(&*devices.to_string_lossy())));
+    }
+
+    /// Those of one volume's name are in one directory.
+    #[test]
+    fn devices_that_cannot_be_listed_hold_up_those_of_their_name_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout { root: dir.path().into() };
+        let other = Record { spec_name: "other".into(), volume_handle: "other".into(), ..record() };
+        layout.note_use("u", &record(), Mode::Block).unwrap();
+        layout.note_use("v", &other, Mode::Block).unwrap();
+        let devices = layout.published_devices().join("pv");
+        std::fs::remove_dir(&devices).unwrap();
+        std::os::unix::fs::symlink(&devices, &devices).unwrap();
+        let seen = layout.look(None).unwrap();
+        assert!(seen.is_used(&other, None).unwrap() && !seen.is_used(&other, Some("v")).unwrap());
+        assert!(seen.is_used(&record(), None).unwrap() && seen.is_used(&record(), Some("u")).is_err());
+        assert!(layout.known().unwrap().unread.iter().any(|why| why.contains(&*devices.to_string_lossy())));
+        assert_eq!(layout.pods().unwrap(), ["u", "v"].map(str::to_owned).into());
+        // Each pod is told which its own are by its own links.
+        for uid in ["u", "v"] {
+            let seen = layout.look(Some(uid)).unwrap();
+            assert_eq!((seen.found.len(), seen.strays.len(), seen.unread.len()), (1, 0, 0), "{uid}");
+        }
     }
 
     fn other_named_pv() -> Record {
