@@ -622,6 +622,12 @@ async fn claims_get_volumes_that_grow_are_copied_and_go() {
     assert_eq!(node_of(&cluster.volume(&clone).await)["values"], json!(["n"]));
     assert_eq!(std::fs::read_to_string(cluster.files("n", &clone).join("file")).unwrap(), "one");
 
+    // What others fill they make as well.
+    let source = json!({"dataSourceRef": {"apiGroup": "example.com", "kind": "Hello", "name": "h"}});
+    claims.create(&claim("filled", "n", source)).await.unwrap();
+    cluster.said("filled", "Provisioning", "Assuming an external populator will provision the volume").await;
+    claims.delete("filled", &Default::default()).await.unwrap();
+
     // A snapshot, what comes after it, and what is made from it.
     let group = "snapshot.storage.k8s.io";
     let kind = |plural: &'static str, namespace| cluster.client.dynamic(&Gvr::new(group, "v1", plural), namespace);

@@ -41,6 +41,7 @@ use super::snapshot::kinds::VolumeSnapshotContent;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
 use crate::{Error, pods};
 use definition::definition;
+use error::NoVolume;
 use plan::{
     Asked, FINALIZER, Seen, Step, deciding, handle, has_finalizer, is_bound_to, is_done_with, needs, next, node_of,
 };
@@ -328,6 +329,12 @@ impl Controller {
         let target = match &claim {
             Some(claim) if volume.is_none() => match self.target(nodes, claim, &asked).await? {
                 Ok(target) => target,
+                // Somebody fills a volume and gives it to the claim.
+                Err(NoVolume::SourceKind(_)) => {
+                    let message = "Assuming an external populator will provision the volume";
+                    self.recorder.normal(&client::reference(&**claim), "Provisioning", message);
+                    None
+                }
                 Err(why) => return Err(self.provisioning_failed(claim, &why)),
             },
             _ => None,
