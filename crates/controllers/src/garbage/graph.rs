@@ -143,18 +143,6 @@ impl Graph {
         work
     }
 
-    /// The same of an aggregated API server, which may show an object with the uid of another: that one stays what it is.
-    pub(super) fn observe_of_others(&mut self, gvr: &Arc<Gvr>, meta: &ObjectMeta) -> Vec<Work> {
-        if self.is_elsewhere(gvr, meta) { Vec::new() } else { self.observe(gvr, meta) }
-    }
-
-    /// Whether what has this uid was seen in another place.
-    fn is_elsewhere(&self, gvr: &Arc<Gvr>, meta: &ObjectMeta) -> bool {
-        let place = Place { gvr: gvr.clone(), namespace: meta.namespace.clone(), name: meta.name().to_owned() };
-        let seen = self.nodes.get(meta.uid()).and_then(|node| node.place.as_ref());
-        seen.is_some_and(|seen| !seen.is(&place))
-    }
-
     /// The same owners as another dependent's, where it has the same.
     fn shared(&self, owners: &[OwnerReference]) -> Arc<[OwnerReference]> {
         let known = owners.first().and_then(|first| self.nodes.get(first.uid.as_str())?.named.as_ref());
@@ -220,11 +208,6 @@ impl Graph {
             self.forget_if_unused(&owner.uid);
         }
         work
-    }
-
-    /// The same of an aggregated API server.
-    pub(super) fn remove_of_others(&mut self, gvr: &Arc<Gvr>, meta: &ObjectMeta) -> Vec<Work> {
-        if self.is_elsewhere(gvr, meta) { Vec::new() } else { self.remove(meta.uid()) }
     }
 
     /// Dependents that keep a foreground deletion waiting: whether there are any, and which of them must still be told to go.

@@ -160,13 +160,10 @@ impl Controller {
     fn monitor(&self, gvr: &Gvr) -> CancellationToken {
         // A shared informer outlives this controller: it must not keep its graph.
         let (graph, queue, resource) = (Arc::downgrade(&self.graph), self.queue.clone(), Arc::new(gvr.clone()));
-        let is_aggregated = self.is_aggregated(gvr);
         let handler: MetadataHandler = Box::new(move |event| {
             let Some(graph) = graph.upgrade() else { return };
             let work = match event {
-                MetadataEvent::Present(meta) if is_aggregated => graph.lock().observe_of_others(&resource, meta),
                 MetadataEvent::Present(meta) => graph.lock().observe(&resource, meta),
-                MetadataEvent::Deleted(meta) if is_aggregated => graph.lock().remove_of_others(&resource, meta),
                 MetadataEvent::Deleted(meta) => graph.lock().remove(meta.uid()),
             };
             work.into_iter().for_each(|work| queue.add(key(work)));
@@ -448,7 +445,6 @@ mod tests {
     use super::*;
 
     const OTHERS: &str = "things.example.com";
-    const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
     fn resource(group: &'static str, plural: &'static str, kind: &str) -> ApiResource {
         let verbs = ["delete", "list", "watch"].map(str::to_owned).to_vec();
@@ -514,20 +510,8 @@ mod tests {
         whole(code, &body)
     }
 
-    /// The list of the other server.
-    fn api_services() -> Value {
-        let service = json!({ "metadata": { "name": format!("v1.{OTHERS}") },
-            "spec": { "group": OTHERS, "version": "v1", "service": { "namespace": "n", "name": "s" },
-                "groupPriorityMinimum": 1, "versionPriority": 1 } });
-        json!({ "metadata": { "resourceVersion": "5" }, "items": [service] })
-    }
-
     fn whole(code: StatusCode, body: &Value) -> Response<Body> {
-        text(code, body.to_string())
-    }
-
-    fn text(code: StatusCode, body: String) -> Response<Body> {
-        let body = Full::new(body.into()).map_err(|never| match never {}).boxed_unsync();
+        let body = Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync();
         Response::builder().status(code).body(body).unwrap()
     }
 
@@ -568,7 +552,12 @@ mod tests {
             let is_silent = request.uri().path().contains(OTHERS) || is_watch && !is_watch_list;
             let response = match request.uri().path() {
                 _ if is_watch_list => whole(StatusCode::BAD_REQUEST, &json!({})),
-                API_SERVICES => whole(StatusCode::OK, &api_services()),
+                "/apis/apiregistration.k8s.io/v1/apiservices" => {
+                    let service = json!({ "metadata": { "name": format!("v1.{OTHERS}") },
+                        "spec": { "group": OTHERS, "version": "v1", "service": { "namespace": "n", "name": "s" },
+                            "groupPriorityMinimum": 1, "versionPriority": 1 } });
+                    whole(StatusCode::OK, &json!({ "metadata": { "resourceVersion": "5" }, "items": [service] }))
+                }
                 "/apis/apps/v1/namespaces/default/deployments/web" => {
                     let mut going = deployment();
                     going["finalizers"] = json!([ORPHAN]);
@@ -586,50 +575,6 @@ mod tests {
         assert!(controller.reconcile("orphan/d").await.is_ok());
         let of = |path: &str| format!("/apis/apps/v1/namespaces/default/{path}");
         assert_eq!(*writes.lock(), [of("replicasets/web-1"), of("deployments/web")]);
-        drop(controller);
-        following.await.unwrap();
-    }
-
-    /// What is shown with the uid of the deployment goes again, and the deployment does not.
-    #[tokio::test(start_paused = true)]
-    async fn security_an_object_with_the_uid_of_another_does_not_take_its_place() {
-        let things = format!("/apis/{OTHERS}/v1/things");
-        let handler: client::Handler = Arc::new(move |request: Request<bytes::Bytes>| {
-            let query = request.uri().query().unwrap_or_default();
-            let (is_watch, is_watch_list) = (query.contains("watch="), query.contains("sendInitialEvents"));
-            let path = request.uri().path();
-            let is_silent = is_watch && !is_watch_list && path != things;
-            let response = match path {
-                _ if is_watch_list => whole(StatusCode::BAD_REQUEST, &json!({})),
-                API_SERVICES => whole(StatusCode::OK, &api_services()),
-                _ if is_watch => {
-                    let last = json!({ "name": "last", "namespace": "default", "uid": "last" });
-                    let gone = json!({ "type": "DELETED", "object": { "metadata": double(FOREGROUND) } });
-                    let added = json!({ "type": "ADDED", "object": { "metadata": last } });
-                    text(StatusCode::OK, format!("{gone}\n{added}\n"))
-                }
-                _ => {
-                    let items = [json!({ "metadata": double(FOREGROUND) })];
-                    whole(StatusCode::OK, &json!({ "metadata": { "resourceVersion": "5" }, "items": items }))
-                }
-            };
-            Box::pin(async move { if is_silent { std::future::pending().await } else { response } })
-        });
-        let controller = controller(handler);
-        let (services, stop) = (controller.services.clone(), controller.stop.clone());
-        let following = tokio::spawn(async move { services.run(stop).await });
-        controller.services.synced().await;
-        observe(&controller, "apps", "deployments", &deployment());
-        observe(&controller, "apps", "replicasets", &replica_set());
-        controller.monitor(&Gvr::new(OTHERS, "v1", "things"));
-        let told = async {
-            while controller.graph.lock().get("last").is_none() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), told).await.unwrap();
-        assert_eq!(controller.graph.lock().dependents("d").len(), 1, "its dependents are checked when it goes");
-        assert!(controller.graph.lock().get("d").is_some_and(|node| !node.waits_for_dependents));
         drop(controller);
         following.await.unwrap();
     }
