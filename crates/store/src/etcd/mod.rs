@@ -130,7 +130,7 @@ impl EtcdStore {
         match answer {
             Ok(response) => {
                 let response: pb::RangeResponse = response;
-                let revision = revision(response.header.as_ref());
+                let revision = reached(response.header.as_ref())?;
                 range_result(response, revision)
             }
             Err(failure) => Err(self.explain(failure, range.revision.unwrap_or_default()).await),
@@ -192,7 +192,7 @@ impl EtcdStore {
             let what = "the answer to a write was lost, and the key is at another revision since";
             return Err(StoreError::Unavailable(format!("{}: {what}", self.connection.names())));
         }
-        let revision = revision(response.header.as_ref());
+        let revision = reached(response.header.as_ref())?;
         let results = response.responses.into_iter().map(|op| match op.response {
             Some(pb::Response::Range(found)) => Ok(OpResult::Get(range_result(found, revision)?)),
             Some(pb::Response::DeleteRange(done)) => Ok(OpResult::Delete { deleted: done.deleted as u64 }),
@@ -245,7 +245,7 @@ impl Store for EtcdStore {
             let request = pb::RangeRequest { key: Bytes::from_static(b"\0"), count_only: true, ..Default::default() };
             let response: pb::RangeResponse =
                 self.connection.call("/etcdserverpb.KV/Range", request, Repeat::Freely).await?;
-            Ok(revision(response.header.as_ref()))
+            reached(response.header.as_ref())
         }
         .boxed()
     }
@@ -443,6 +443,15 @@ fn revision(header: Option<&pb::Header>) -> Revision {
     Revision(header.map_or(0, |header| header.revision as u64))
 }
 
+/// The revision of an answer that is worth nothing without one: an etcd that holds nothing is at revision 1. Zero would be taken
+/// for a store that has gone back.
+fn reached(header: Option<&pb::Header>) -> Result<Revision> {
+    match revision(header) {
+        Revision::ZERO => Err(StoreError::Unavailable("etcd answered without its revision".into())),
+        revision => Ok(revision),
+    }
+}
+
 fn number(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
@@ -502,6 +511,15 @@ mod tests {
         ] {
             assert_eq!(happens_once(&txn), expected, "{name}");
         }
+    }
+
+    #[test]
+    fn an_answer_without_its_revision_is_none() {
+        let header = |revision| pb::Header { revision, ..pb::Header::default() };
+        for header in [None, Some(header(0))] {
+            assert!(matches!(reached(header.as_ref()), Err(StoreError::Unavailable(_))), "{header:?}");
+        }
+        assert_eq!(reached(Some(&header(7))).unwrap(), Revision(7));
     }
 
     #[test]
