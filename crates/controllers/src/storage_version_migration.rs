@@ -257,38 +257,30 @@ impl Controller {
         let Some(served) = self.served(migration).await? else {
             return self.fail(migration, "resource does not exist in discovery").await;
         };
-        let objects = self.client.metadata(&served.gvr, None);
-        let mut params = ListParams { limit: Some(PAGE), ..ListParams::default() };
-        loop {
-            let page = objects.list(&params).await?;
-            for object in &page.items {
-                let metadata = &object.metadata;
-                let current = metadata.resource_version.as_deref().unwrap_or_default();
-                if current.parse::<u64>().is_ok_and(|current| current > version) {
-                    continue;
-                }
-                // Uid and version: an object that was written, deleted or made anew since is a conflict, and needs nothing.
-                let group_version = match &*served.gvr.group {
-                    "" => served.gvr.version.to_string(),
-                    group => format!("{group}/{}", served.gvr.version),
-                };
-                let unchanged = json!({
-                    "apiVersion": group_version,
-                    "kind": served.kind,
-                    "metadata": {"name": metadata.name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
-                });
-                let api = self.client.dynamic(&served.gvr, metadata.namespace.as_deref());
-                let name = metadata.name();
-                match api.patch(name, &Patch::apply(MANAGER, unchanged)).await {
-                    Ok(_) => {}
-                    Err(error) if error.is_conflict() || error.is_not_found() => {}
-                    Err(error) if is_final(&error) => return self.fail(migration, &error.to_string()).await,
-                    Err(error) => return Err(error.into()),
-                }
+        // As one list, for which there is an end and room: an aggregated API server could go on with pages for ever.
+        let objects = self.client.owned(&served.gvr, None).list_all(&ListParams::default(), PAGE).await?;
+        let group_version = match &*served.gvr.group {
+            "" => served.gvr.version.to_string(),
+            group => format!("{group}/{}", served.gvr.version),
+        };
+        for object in &objects.items {
+            let metadata = &object.metadata;
+            let current = metadata.resource_version.as_deref().unwrap_or_default();
+            if current.parse::<u64>().is_ok_and(|current| current > version) {
+                continue;
             }
-            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-            if params.continue_token.is_none() {
-                break;
+            // Uid and version: an object that was written, deleted or made anew since is a conflict, and needs nothing.
+            let unchanged = json!({
+                "apiVersion": group_version,
+                "kind": served.kind,
+                "metadata": {"name": metadata.name, "uid": metadata.uid, "resourceVersion": metadata.resource_version},
+            });
+            let api = self.client.dynamic(&served.gvr, metadata.namespace.as_deref());
+            match api.patch(metadata.name(), &Patch::apply(MANAGER, unchanged)).await {
+                Ok(_) => {}
+                Err(error) if error.is_conflict() || error.is_not_found() => {}
+                Err(error) if is_final(&error) => return self.fail(migration, &error.to_string()).await,
+                Err(error) => return Err(error.into()),
             }
         }
         let why = ("StorageVersionMigrationSucceeded", "");
@@ -303,6 +295,10 @@ fn is_final(error: &client::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use client::Body;
+    use http::{Request, Response};
+    use http_body_util::{BodyExt, Full};
+
     use super::*;
 
     fn migration(name: &str, second: i64, conditions: &[(&str, bool)], version: &str) -> StorageVersionMigration {
@@ -339,5 +335,42 @@ mod tests {
         }
         let odd = next_step(&migration("o", 1, &[("Running", true)], "x"), &[]);
         assert!(matches!(odd, Step::Fail(_)));
+    }
+
+    /// A server with one kind, whose list has one more page every second.
+    async fn endless(path: String) -> Response<Body> {
+        const GROUP: &str = "things.example.com";
+        let body = match path.as_str() {
+            "/apis" => {
+                let version = json!({"groupVersion": format!("{GROUP}/v1"), "version": "v1"});
+                json!({"groups": [{"name": GROUP, "versions": [version]}]})
+            }
+            "/api/v1" => json!({"groupVersion": "v1", "resources": []}),
+            "/apis/things.example.com/v1" => {
+                let mut things = json!({"name": "things", "singularName": "", "kind": "Thing"});
+                (things["namespaced"], things["verbs"]) = (json!(true), json!([]));
+                json!({"groupVersion": format!("{GROUP}/v1"), "resources": [things]})
+            }
+            _ => {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                json!({"metadata": {"continue": "more"}, "items": []})
+            }
+        };
+        let body = Full::new(body.to_string().into()).map_err(|never| match never {}).boxed_unsync();
+        Response::builder().header(api::AGGREGATED_HEADER, "true").body(body).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn security_pages_without_end_hold_up_no_other_migration() {
+        let handler: client::Handler =
+            Arc::new(|request: Request<bytes::Bytes>| Box::pin(endless(request.uri().path().to_owned())));
+        let client = Client::in_process(handler, api::UserInfo::default());
+        let migrations = Informer::new(client.all(), ListParams::default());
+        let controller = Controller { clock: Clock::default(), client, migrations };
+        let mut one = migration("m", 1, &[("Running", true)], "7");
+        let spec = json!({"resource": {"group": "things.example.com", "resource": "things"}});
+        one.spec = Some(serde_json::from_value(spec).unwrap());
+        let migrated = tokio::time::timeout(Duration::from_secs(3600), controller.migrate(&one, 7)).await;
+        assert!(migrated.expect("an end").is_err());
     }
 }
