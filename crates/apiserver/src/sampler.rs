@@ -62,7 +62,7 @@ pub(crate) async fn run(state: Arc<State>) {
 }
 
 /// Sends each minute to a Prometheus until the server stops.
-pub(crate) async fn write_remotely(state: Arc<State>, remote: Remote) {
+pub(crate) async fn write_remotely(state: Arc<State>, remote: Arc<Remote>) {
     let address = state.config.advertise_address.map(|address| address.to_string());
     let instance =
         address.or_else(|| Some(std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?.trim().to_owned()));
@@ -70,7 +70,7 @@ pub(crate) async fn write_remotely(state: Arc<State>, remote: Remote) {
         let system = state.objects().get::<Namespace>("", "kube-system").ok().flatten()?;
         Some(Identity { cluster: system.metadata.uid.clone()?, instance: instance.clone()? })
     };
-    remote_write::run(&state.history, remote, identity, state.stop.clone()).await;
+    remote_write::run(&state.history, &remote, identity, state.stop.clone()).await;
 }
 
 /// The same, once the file that names the Prometheus can be read: without it the server serves all the same.
@@ -78,7 +78,7 @@ pub(crate) async fn write_by_file(state: Arc<State>, file: PathBuf) {
     let mut complained = false;
     loop {
         match Remote::from_kubeconfig(&file) {
-            Ok(remote) => return write_remotely(state, remote).await,
+            Ok(remote) => return write_remotely(state, Arc::new(remote)).await,
             Err(error) if !complained => {
                 complained = true;
                 let file = file.display();

@@ -154,21 +154,30 @@ impl Server {
         if let Some(tracing) = state.config.tracing.clone() {
             let exporting = state.trace.export(tracing.rate());
             let instance = state.config.advertise_address.map_or_else(String::new, |address| address.to_string());
-            housekeeping.spawn(FutureExt::boxed(otlp::run(exporting, tracing, instance, state.stop.clone())));
+            keep(&mut housekeeping, &state, "traces", move |state| {
+                otlp::run(exporting.clone(), tracing.clone(), instance.clone(), state.stop.clone())
+            });
         }
-        if let Some(remote) = &state.config.history_remote_write {
-            let writing = match remote {
-                RemoteWrite::Url(url) => {
-                    let remote = Remote::from_url(url, None).context("--history-remote-write-url")?;
-                    FutureExt::boxed(crate::sampler::write_remotely(state.clone(), remote))
-                }
-                RemoteWrite::File(path) => FutureExt::boxed(crate::sampler::write_by_file(state.clone(), path.clone())),
-            };
-            housekeeping.spawn(writing);
+        match &state.config.history_remote_write {
+            Some(RemoteWrite::Url(url)) => {
+                let remote = Arc::new(Remote::from_url(url, None).context("--history-remote-write-url")?);
+                keep(&mut housekeeping, &state, "remote write", move |state| {
+                    crate::sampler::write_remotely(state, remote.clone()).boxed()
+                });
+            }
+            Some(RemoteWrite::File(path)) => {
+                let path = path.clone();
+                keep(&mut housekeeping, &state, "remote write", move |state| {
+                    crate::sampler::write_by_file(state, path.clone()).boxed()
+                });
+            }
+            None => {}
         }
         keep(&mut housekeeping, &state, "history", |state| crate::sampler::run(state).boxed());
         if let Some(signer) = signer {
-            housekeeping.spawn(FutureExt::boxed(signer.follow(state.stop.clone())));
+            keep(&mut housekeeping, &state, "external signer", move |state| {
+                signer.clone().follow(state.stop.clone()).boxed()
+            });
         }
         keep(&mut housekeeping, &state, "encryption", |state| {
             crate::seal::run(state.sealed.clone(), state.caches.clone(), state.stop.clone()).boxed()
@@ -236,11 +245,13 @@ impl Server {
             allocation::repair::run(state.cluster.clone(), state.stop.clone()).boxed()
         });
         let serving = stop.child_token();
-        let leases = tokio::spawn(FutureExt::boxed(crate::server_leases::run(state.clone(), serving.clone())));
-        let identity = tokio::spawn(FutureExt::boxed(crate::identity_lease::run(state.clone(), serving.clone())));
-        for task in state.admission.background(&state.cluster) {
-            housekeeping.spawn(task);
-        }
+        let lease = |worker, run: fn(Arc<State>, CancellationToken) -> BoxFuture<'static, ()>| {
+            let (state, serving) = (state.clone(), serving.clone());
+            tokio::spawn(kept(worker, serving.clone(), Box::new(move || run(state.clone(), serving.clone()))))
+        };
+        let leases = lease("server lease", |state, serving| crate::server_leases::run(state, serving).boxed());
+        let identity = lease("identity lease", |state, serving| crate::identity_lease::run(state, serving).boxed());
+        keep(&mut housekeeping, &state, "admission", |state| state.admission.background(&state.cluster));
         let outcome = loop {
             tokio::select! {
                 () = stop.cancelled() => break Ok(()),
@@ -394,27 +405,29 @@ const FORGET_INTERVAL: Duration = Duration::from_secs(30);
 /// Makes what every cluster has. Where a stored object that cannot be read is in the way, the server starts all the
 /// same, so that it can be removed; until then it is not ready.
 async fn begin(state: &Arc<State>, housekeeping: &mut JoinSet<()>) -> anyhow::Result<()> {
-    async fn once(state: &Arc<State>) -> anyhow::Result<()> {
-        let repaired = allocation::repair::once(&state.cluster, &mut Default::default()).await;
-        crate::bootstrap::run(state).await.context("making the first objects")?;
-        Ok(repaired?)
-    }
-    let Err(error) = once(state).await else { return Ok(()) };
+    let Err(error) = make_first_objects(state).await else { return Ok(()) };
     if state.caches.unreadable().is_empty() {
         return Err(error);
     }
     tracing::error!("{error:#}");
-    let state = state.clone();
-    housekeeping.spawn(FutureExt::boxed(async move {
-        while !state.stop.is_cancelled() {
-            tokio::time::sleep(BEGIN_INTERVAL).await;
-            match once(&state).await {
-                Ok(()) => return,
-                Err(error) => tracing::warn!("{error:#}"),
-            }
-        }
-    }));
+    keep(housekeeping, state, "first objects", |state| begin_late(state).boxed());
     Ok(())
+}
+
+async fn begin_late(state: Arc<State>) {
+    while !state.stop.is_cancelled() {
+        tokio::time::sleep(BEGIN_INTERVAL).await;
+        match make_first_objects(&state).await {
+            Ok(()) => return,
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+}
+
+async fn make_first_objects(state: &Arc<State>) -> anyhow::Result<()> {
+    let repaired = allocation::repair::once(&state.cluster, &mut Default::default()).await;
+    crate::bootstrap::run(state).await.context("making the first objects")?;
+    Ok(repaired?)
 }
 
 /// Starts work beside requests that goes on for as long as the server does: a panic ends one try, and it begins anew.
@@ -422,12 +435,22 @@ fn keep(
     tasks: &mut JoinSet<()>,
     state: &Arc<State>,
     worker: &'static str,
-    work: fn(Arc<State>) -> BoxFuture<'static, ()>,
+    work: impl Fn(Arc<State>) -> BoxFuture<'static, ()> + Send + Sync + 'static,
 ) {
-    let state = state.clone();
-    tasks.spawn(FutureExt::boxed(async move {
-        let _ended = ::metrics::outlive_panics(worker, "", &state.stop, || work(state.clone())).await;
-    }));
+    let shared = state.clone();
+    tasks.spawn(kept(worker, state.stop.clone(), Box::new(move || work(shared.clone()))));
+}
+
+/// Work that outlives its panics, until `stop`.
+fn kept(
+    worker: &'static str,
+    stop: CancellationToken,
+    work: Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
+) -> BoxFuture<'static, ()> {
+    async move {
+        let _ended = ::metrics::outlive_panics(worker, "", &stop, work).await;
+    }
+    .boxed()
 }
 
 /// Forgets old history now and then, as upstream's compactor: what was current one interval ago stays readable. An

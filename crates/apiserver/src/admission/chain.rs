@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::Status;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use trace::{Name, Stage};
 
 use super::config::Settings;
@@ -135,8 +135,11 @@ impl Chain {
     }
 
     /// What the plug-ins want to run beside the requests.
-    pub(crate) fn background(&self, cluster: &Arc<Cluster>) -> Vec<BoxFuture<'static, ()>> {
-        self.plugins.iter().filter_map(|named| named.plugin.background(cluster)).collect()
+    pub(crate) fn background(&self, cluster: &Arc<Cluster>) -> BoxFuture<'static, ()> {
+        let works: Vec<_> = self.plugins.iter().filter_map(|named| named.plugin.background(cluster)).collect();
+        Box::pin(async move {
+            join_all(works).await;
+        })
     }
 
     pub(crate) async fn admit(&self, cluster: &Arc<Cluster>, attributes: &mut Attributes<'_>) -> Result<(), Status> {

@@ -106,13 +106,11 @@ impl Sink {
         let queue = match mode {
             Mode::Batch(batching) => {
                 let (sender, receiver) = mpsc::channel(batching.buffer.clamp(1, Semaphore::MAX_PERMITS));
-                tasks.spawn(FutureExt::boxed(send_batches(
-                    backend.clone(),
-                    receiver,
-                    batching,
-                    truncation,
-                    stop.clone(),
-                )));
+                let (backend, receiver, stop) = (backend.clone(), tokio::sync::Mutex::new(receiver), stop.clone());
+                tasks.spawn(FutureExt::boxed(async move {
+                    let work = || send_batches(&backend, &receiver, batching, truncation, &stop);
+                    let _ended = ::metrics::outlive_panics("audit", "", &stop, work).await;
+                }));
                 Some(sender)
             }
             Mode::Blocking | Mode::BlockingStrict => None,
@@ -168,12 +166,14 @@ impl Sink {
 }
 
 async fn send_batches(
-    backend: Arc<Backend>,
-    mut queue: mpsc::Receiver<Bytes>,
+    backend: &Arc<Backend>,
+    queue: &tokio::sync::Mutex<mpsc::Receiver<Bytes>>,
     batching: Batching,
     truncation: Option<Truncation>,
-    stop: CancellationToken,
+    stop: &CancellationToken,
 ) {
+    // Whoever had it before has panicked.
+    let mut queue = queue.lock().await;
     let max_bytes = truncation.map_or(usize::MAX, |truncation| truncation.max_batch);
     let mut throttle = batching.throttle.map(|throttle| Turns { throttle, due: Instant::now() });
     let mut in_flight = tokio::task::JoinSet::new();
@@ -183,7 +183,7 @@ async fn send_batches(
             event = queue.recv() => match event {
                 Some(event) => {
                     batch.push(event);
-                    fill(&mut batch, &mut queue, batching, &stop).await;
+                    fill(&mut batch, &mut queue, batching, stop).await;
                     false
                 }
                 None => true,
@@ -199,9 +199,9 @@ async fn send_batches(
             if let Some(throttle) = &mut throttle {
                 tokio::time::sleep(throttle.wait(Instant::now())).await;
             }
-            match &*backend {
+            match &**backend {
                 // Lines stay in their order.
-                Backend::Log(_) => send(&backend, events).await,
+                Backend::Log(_) => send(backend, events).await,
                 Backend::Webhook(_) => {
                     while in_flight.len() >= MAX_IN_FLIGHT {
                         in_flight.join_next().await;
@@ -221,10 +221,13 @@ async fn send_batches(
 }
 
 async fn send(backend: &Backend, events: &[Bytes]) {
-    if let Err(error) = backend.write(events).await {
-        backend.lose(events.len());
-        tracing::error!(%error, count = events.len(), "audit events lost");
+    let (written, count) = (::metrics::panics::catch_future("audit", backend.write(events)).await, events.len());
+    match written {
+        Some(Ok(())) => return,
+        Some(Err(error)) => tracing::error!(%error, count, "audit events lost"),
+        None => tracing::error!(count, "audit events lost: writing them panicked"),
     }
+    backend.lose(count);
 }
 
 /// Whose turn it is under a throttle.
@@ -263,6 +266,29 @@ async fn fill(batch: &mut Vec<Bytes>, queue: &mut mpsc::Receiver<Bytes>, batchin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::LogConfig;
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_panic_leaves_the_audit_going() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, max_age) = (dir.path().join("audit.log"), Duration::ZERO);
+        let log = Log::open(LogConfig { path, max_age, max_backups: 0, max_bytes: 0 }).unwrap();
+        // There is no point in time that is so far away: each batch panics.
+        let throttle = Some(Throttle { interval: Duration::MAX, burst: 1 });
+        let batching = Batching { max_wait: Duration::ZERO, throttle, ..Batching::default() };
+        let (mut tasks, stop) = (tokio::task::JoinSet::new(), CancellationToken::new());
+        let sink = Sink::new(Backend::Log(log), Mode::Batch(batching), None, &mut tasks, &stop);
+        let panics = || ::metrics::panics::counts().into_iter().find(|(worker, _)| *worker == "audit");
+        for round in 1..=3 {
+            assert!(sink.accept(Bytes::from_static(b"{}")).await.is_ok(), "{round}");
+            let panicked = async {
+                while panics().is_none_or(|(_, count)| count < round) {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            assert!(tokio::time::timeout(Duration::from_secs(600), panicked).await.is_ok(), "{round}");
+        }
+    }
 
     #[test]
     fn a_throttle_lets_a_burst_pass_and_then_the_rate() {

@@ -66,7 +66,7 @@ impl Progress {
 /// Sends every minute until `stop`, as soon as it is known who sends.
 pub(crate) async fn run(
     history: &History,
-    remote: Remote,
+    remote: &Remote,
     identity: impl Fn() -> Option<Identity> + Send,
     stop: CancellationToken,
 ) {
@@ -83,7 +83,7 @@ pub(crate) async fn run(
         let progress = progress.get_or_insert_with(|| Progress::begin(newest, of_others));
         let outcome = tokio::select! {
             () = stop.cancelled() => return,
-            outcome = catch_up(history, &remote, &identity, progress) => outcome,
+            outcome = catch_up(history, remote, &identity, progress) => outcome,
         };
         match outcome {
             Err(error) if !std::mem::replace(&mut complained, true) => {
