@@ -92,6 +92,23 @@ pub(crate) fn until(body: Body, end: impl Future<Output = ()> + Send + 'static) 
     stream(body.into_data_stream().take_until(Box::pin(end)))
 }
 
+/// A body that breaks off with an error if it has not ended in time.
+pub(crate) fn by(mut body: Body, deadline: tokio::time::Instant) -> Body {
+    if body.is_end_stream() {
+        return body;
+    }
+    let mut timer = Some(Box::pin(tokio::time::sleep_until(deadline)));
+    let frames = futures_util::stream::poll_fn(move |context| {
+        let Some(late) = &mut timer else { return Poll::Ready(None) };
+        if late.as_mut().poll(context).is_ready() {
+            timer = None;
+            return Poll::Ready(Some(Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())));
+        }
+        Pin::new(&mut body).poll_frame(context)
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
 /// A body that keeps something alive until it has been sent, or the client has gone.
 pub(crate) fn guarded<G: Send + 'static>(body: Body, guard: G) -> Body {
     let mut held = Some((body, guard));
@@ -114,4 +131,24 @@ pub(crate) fn response(code: StatusCode, content_type: &'static str, body: Bytes
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn security_a_body_that_trickles_breaks_off() {
+        let trickle = futures_util::stream::unfold((), |()| async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            Some((Ok::<_, BodyError>(Bytes::from_static(b" ")), ()))
+        });
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let read = timeout(Duration::from_secs(6), by(stream(trickle), deadline).collect()).await;
+        assert!(read.expect("an end").is_err());
+        let in_time = by(full("in time"), Instant::now() + Duration::from_secs(5));
+        assert_eq!(in_time.collect().await.unwrap().to_bytes(), "in time");
+    }
 }

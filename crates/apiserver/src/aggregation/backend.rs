@@ -170,12 +170,12 @@ impl Backend {
         parts: http::request::Parts,
         body: Bytes,
     ) -> Response<Body> {
-        let limit = (!info.is_resource).then_some(DISCOVERY_TIMEOUT);
+        let deadline = (!info.is_resource).then(|| tokio::time::Instant::now() + DISCOVERY_TIMEOUT);
         let passing = self.exchange(server, info, user, parts, body);
-        let outcome = match limit {
+        let outcome = match deadline {
             None => passing.await,
-            Some(limit) => match tokio::time::timeout(limit, passing).await {
-                Ok(outcome) => outcome,
+            Some(deadline) => match tokio::time::timeout_at(deadline, passing).await {
+                Ok(outcome) => outcome.map(|answer| answer.map(|body| body::by(body, deadline))),
                 Err(_) => Err((StatusCode::SERVICE_UNAVAILABLE, "context deadline exceeded".to_owned())),
             },
         };
