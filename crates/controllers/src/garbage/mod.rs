@@ -5,8 +5,10 @@
 //! Invariant: nothing is deleted on the word of a cache. The object and any owner not in the graph are read from the server first.
 //! Invariant: of an owner, only what was seen where the reference leads counts. An aggregated API server may show objects with the
 //! uids of any others.
+//! Invariant: a server that does not answer holds up what concerns its own groups, by `turns`.
 
 mod graph;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -31,7 +33,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::Error;
 use crate::controller::{Context, Outcome, Reconcile, Requeue};
-use graph::{FOREGROUND, Graph, Node, ORPHAN, Place, Work};
+use graph::{FOREGROUND, Graph, Node, ORPHAN, Place, Work, group_of};
+use turns::Turns;
 
 /// Ask the server again which resources there are.
 const DISCOVER: &str = "discover";
@@ -61,6 +64,7 @@ struct Controller {
     monitors: Mutex<HashMap<Gvr, CancellationToken>>,
     /// Owners lately found missing, by uid and place: a thousand dependents ask only once.
     absent: Mutex<VecDeque<(String, Place)>>,
+    turns: Turns,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -94,6 +98,7 @@ pub(crate) fn build(context: &Context) -> Arc<dyn Reconcile> {
         resources: Mutex::default(),
         monitors: Mutex::default(),
         absent: Mutex::default(),
+        turns: Turns::new(context.queue.clone()),
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),
     })
@@ -106,19 +111,28 @@ fn is_available(service: &APIService) -> bool {
 
 fn key(work: Work) -> String {
     match work {
-        Work::Check(uid) => format!("check/{uid}"),
-        Work::Orphan(uid) => format!("orphan/{uid}"),
+        Work::Check(id) => format!("check/{id}"),
+        Work::Orphan(id) => format!("orphan/{id}"),
     }
 }
 
 impl Reconcile for Controller {
     fn reconcile<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Outcome> {
         Box::pin(async move {
-            match key.split_once('/') {
-                None => self.discover().await,
-                Some(("orphan", uid)) => self.orphan_dependents(uid).await,
-                Some((_, uid)) => self.check(uid).await,
-            }
+            let Some((work, id)) = key.split_once('/') else { return self.discover().await };
+            let is_orphan = work == "orphan";
+            let groups = match is_orphan {
+                true => self.graph.lock().groups_of_dependents(id),
+                false => self.graph.lock().groups_of_owners(id),
+            };
+            let _turn = match groups.into_iter().find(|group| self.is_of_others(group)) {
+                None => None,
+                Some(group) => match self.turns.take(group, key) {
+                    Some(turn) => Some(turn),
+                    None => return Ok(Requeue::Never),
+                },
+            };
+            if is_orphan { self.orphan_dependents(id).await } else { self.check(id).await }
         })
     }
 
@@ -164,7 +178,7 @@ impl Controller {
             let Some(graph) = graph.upgrade() else { return };
             let work = match event {
                 MetadataEvent::Present(meta) => graph.lock().observe(&resource, meta),
-                MetadataEvent::Deleted(meta) => graph.lock().remove(meta.uid()),
+                MetadataEvent::Deleted(meta) => graph.lock().remove(&graph::id(&resource.group, meta.uid())),
             };
             work.into_iter().for_each(|work| queue.add(key(work)));
         });
@@ -178,8 +192,9 @@ impl Controller {
     }
 
     /// Decides about one object: keep it, shorten its owner list, delete it, or let its foreground deletion finish.
-    async fn check(&self, uid: &str) -> Outcome {
-        let Some(node) = self.graph.lock().facts(uid) else { return Ok(Requeue::Never) };
+    async fn check(&self, id: &str) -> Outcome {
+        let Some(node) = self.graph.lock().facts(id) else { return Ok(Requeue::Never) };
+        let (_, uid) = graph::parts(id);
         let place = match (&node.place, &node.reference) {
             (Some(place), _) => place.clone(),
             (None, Some(reference)) => match self.place_of(&reference.0, reference.1.as_ref()) {
@@ -192,8 +207,9 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) else {
-            // Gone. For an owner never seen this is the news its dependents wait for.
-            let work = if node.place.is_none() { self.graph.lock().remove(uid) } else { Vec::new() };
+            // Gone. For an owner never seen this is the news its dependents wait for. Of one that was seen, the watch may
+            // never tell: it would keep its own owner waiting.
+            let work = self.graph.lock().remove(id);
             work.into_iter().for_each(|work| self.queue.add(key(work)));
             return Ok(Requeue::Never);
         };
@@ -203,7 +219,7 @@ impl Controller {
             return Ok(if is_watched { Requeue::After(OWNER_RETRY_INTERVAL) } else { Requeue::Never });
         }
         if node.waits_for_dependents {
-            return self.finish_foreground(uid, &place, &live).await;
+            return self.finish_foreground(id, &place, &live).await;
         }
         let owners = live.metadata.owner_references.clone().unwrap_or_default();
         if owners.is_empty() {
@@ -227,7 +243,7 @@ impl Controller {
         let propagation = if !waiting.is_empty() && node.has_dependents {
             // Its owner waits for it, so it in turn waits for its own. If one of those is waiting as well this may be
             // a circle, which would wait for ever: then nobody waits for this one.
-            if self.graph.lock().has_waiting_dependent(uid) && owners.iter().any(blocks) {
+            if self.graph.lock().has_waiting_dependent(id) && owners.iter().any(blocks) {
                 let free =
                     owners.iter().map(|owner| OwnerReference { block_owner_deletion: Some(false), ..owner.clone() });
                 self.patch_owners(&place, &live, &free.collect::<Vec<_>>()).await?;
@@ -247,8 +263,8 @@ impl Controller {
         }
     }
 
-    async fn finish_foreground(&self, uid: &str, place: &Place, live: &PartialObject) -> Outcome {
-        let (is_blocked, unchecked) = self.graph.lock().blockers(uid);
+    async fn finish_foreground(&self, id: &str, place: &Place, live: &PartialObject) -> Outcome {
+        let (is_blocked, unchecked) = self.graph.lock().blockers(id);
         if !is_blocked {
             self.remove_finalizer(place, live, FOREGROUND).await?;
         }
@@ -257,11 +273,12 @@ impl Controller {
     }
 
     /// Removes the owner from each dependent, and only then the finalizer that held it.
-    async fn orphan_dependents(&self, uid: &str) -> Outcome {
+    async fn orphan_dependents(&self, id: &str) -> Outcome {
+        let (_, uid) = graph::parts(id);
         let (place, dependents) = {
             let graph = self.graph.lock();
-            let Some(place) = graph.get(uid).and_then(|node| node.place.clone()) else { return Ok(Requeue::Never) };
-            (place, graph.dependents(uid))
+            let Some(place) = graph.get(id).and_then(|node| node.place.clone()) else { return Ok(Requeue::Never) };
+            (place, graph.dependents(id))
         };
         let owner = &place;
         let orphan = |dependent: Place| async move {
@@ -328,6 +345,14 @@ impl Controller {
         registered.is_some_and(|service| service.spec.as_ref().is_some_and(|spec| spec.service.is_some()))
     }
 
+    /// Whether another server has the group.
+    fn is_of_others(&self, group: &str) -> bool {
+        let resources = self.resources.lock();
+        let gvr = resources.iter().find(|resource| resource.gvr.group == group).map(|resource| resource.gvr.clone());
+        drop(resources);
+        gvr.is_some_and(|gvr| self.is_aggregated(&gvr))
+    }
+
     /// Takes an owner from an object, if it is one of its owners.
     async fn cut_loose(&self, dependent: &Place, live: &PartialObject, uid: &str, owner: &Place) -> Result<(), Error> {
         let leads_there = |reference: &OwnerReference| {
@@ -346,7 +371,8 @@ impl Controller {
         // An owner of a kind that nobody serves: its dependents are kept, the kind may come back.
         let Some(place) = self.place_of(owner, namespace) else { return Ok(OwnerState::Solid) };
         let seen_there = |node: &&Node| node.place.as_ref().is_some_and(|seen| seen.is(&place));
-        let waits = self.graph.lock().get(&owner.uid).filter(seen_there).map(|node| node.waits_for_dependents);
+        let id = graph::id(group_of(owner), &owner.uid);
+        let waits = self.graph.lock().get(&id).filter(seen_there).map(|node| node.waits_for_dependents);
         match waits {
             Some(true) => return Ok(OwnerState::Waiting),
             Some(false) => return Ok(OwnerState::Solid),
@@ -378,7 +404,7 @@ impl Controller {
     }
 
     fn place_of(&self, owner: &OwnerReference, namespace: Option<&String>) -> Option<Place> {
-        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        let group = group_of(owner);
         let resources = self.resources.lock();
         let resource = resources.iter().find(|resource| resource.gvr.group == group && resource.kind == owner.kind)?;
         let namespace = if resource.namespaced { Some(namespace?.clone()) } else { None };
@@ -459,12 +485,14 @@ mod tests {
             resource("apps", "deployments", "Deployment"),
             resource("apps", "replicasets", "ReplicaSet"),
         ];
+        let queue = WorkQueue::new();
         Controller {
             informers: InformerFactory::new(client.clone()),
             client,
             failures: client::metrics::Metrics::default().counter("failures", "", &[]),
             services,
-            queue: WorkQueue::new(),
+            turns: Turns::new(queue.clone()),
+            queue,
             graph: Arc::default(),
             resources: Mutex::new(resources),
             monitors: Mutex::default(),
@@ -531,12 +559,96 @@ mod tests {
             observe(&controller, "apps", "deployments", &deployment());
             observe(&controller, "apps", "replicasets", &replica_set());
             observe(&controller, OTHERS, "things", &double(finalizer));
-            for key in ["check/rs", "check/d", "orphan/d"] {
+            for key in ["check/apps/rs", "check/apps/d"] {
                 assert!(controller.reconcile(key).await.is_ok(), "{key}");
+            }
+            for work in ["check", "orphan"] {
+                assert!(controller.reconcile(&format!("{work}/{OTHERS}/d")).await.is_ok(), "{work}");
             }
             let elsewhere = |write: &String| write.contains(OTHERS);
             assert!(writes.lock().iter().all(elsewhere), "{finalizer}: {:?}", writes.lock());
         }
+    }
+
+    const REGISTRATIONS: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
+    /// Another server has the group.
+    fn registrations() -> Value {
+        let service = json!({ "metadata": { "name": format!("v1.{OTHERS}") },
+            "spec": { "group": OTHERS, "version": "v1", "service": { "namespace": "n", "name": "s" },
+                "groupPriorityMinimum": 1, "versionPriority": 1 } });
+        json!({ "metadata": { "resourceVersion": "5" }, "items": [service] })
+    }
+
+    #[tokio::test]
+    async fn security_a_silent_server_holds_a_few_workers_only() {
+        let handler: client::Handler = Arc::new(|request: Request<bytes::Bytes>| {
+            let query = request.uri().query().unwrap_or_default();
+            let response = match request.uri().path() {
+                _ if query.contains("sendInitialEvents") => Some(whole(StatusCode::BAD_REQUEST, &json!({}))),
+                REGISTRATIONS if !query.contains("watch=") => Some(whole(StatusCode::OK, &registrations())),
+                path if path.ends_with("/web-1") || path.ends_with("s/web") => Some(answer(&request, ORPHAN)),
+                _ => None,
+            };
+            Box::pin(async move {
+                match response {
+                    Some(response) => response,
+                    None => std::future::pending().await,
+                }
+            })
+        });
+        let controller = controller(handler);
+        let (services, stop) = (controller.services.clone(), controller.stop.clone());
+        let following = tokio::spawn(async move { services.run(stop).await });
+        controller.services.synced().await;
+        // Half of them of the server itself, half of what others have made for an owner there.
+        let owner = json!({ "apiVersion": format!("{OTHERS}/v1"), "kind": "Thing", "name": "t", "uid": "t" });
+        let keys: Vec<String> = (0..16)
+            .map(|number| {
+                let (name, is_theirs) = (format!("o{number}"), number % 2 == 0);
+                let metadata =
+                    json!({ "name": name, "namespace": "default", "uid": name, "ownerReferences": [owner.clone()] });
+                let (group, plural) = if is_theirs { (OTHERS, "things") } else { ("apps", "replicasets") };
+                observe(&controller, group, plural, &metadata);
+                format!("check/{group}/{name}")
+            })
+            .collect();
+        let mut works: Vec<_> = keys.iter().map(|key| controller.reconcile(key)).collect();
+        let mut held = 0;
+        for work in &mut works {
+            held += usize::from(futures_util::poll!(work).is_pending());
+        }
+        assert_eq!(held, turns::TURNS);
+        observe(&controller, "apps", "replicasets", &json!({ "name": "web-1", "namespace": "default", "uid": "rs" }));
+        assert!(controller.reconcile("check/apps/rs").await.is_ok(), "there is a worker for others");
+        assert_eq!(controller.queue.len(), 0);
+        drop(works);
+        assert_eq!(controller.queue.len(), keys.len() - turns::TURNS, "the others are not forgotten");
+        drop(controller);
+        following.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn security_a_blocker_that_is_not_there_blocks_nothing() {
+        // Its server shows it to those who watch, and has it not.
+        let handler: client::Handler = Arc::new(|request: Request<bytes::Bytes>| {
+            let response = answer(&request, FOREGROUND);
+            Box::pin(async move { response })
+        });
+        let controller = controller(handler);
+        let mut going = deployment();
+        going["finalizers"] = json!([FOREGROUND]);
+        going["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let owner = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d",
+            "blockOwnerDeletion": true });
+        let forged = json!({ "name": "forged", "namespace": "default", "uid": "f", "ownerReferences": [owner] });
+        observe(&controller, OTHERS, "things", &forged);
+        observe(&controller, "apps", "deployments", &going);
+        let id = "apps/d";
+        assert!(controller.graph.lock().blockers(id).0);
+        assert!(controller.reconcile(&format!("check/{OTHERS}/f")).await.is_ok());
+        assert!(!controller.graph.lock().blockers(id).0);
+        assert_eq!(controller.queue.len(), 1, "the owner is looked at again");
     }
 
     #[tokio::test(start_paused = true)]
@@ -552,12 +664,7 @@ mod tests {
             let is_silent = request.uri().path().contains(OTHERS) || is_watch && !is_watch_list;
             let response = match request.uri().path() {
                 _ if is_watch_list => whole(StatusCode::BAD_REQUEST, &json!({})),
-                "/apis/apiregistration.k8s.io/v1/apiservices" => {
-                    let service = json!({ "metadata": { "name": format!("v1.{OTHERS}") },
-                        "spec": { "group": OTHERS, "version": "v1", "service": { "namespace": "n", "name": "s" },
-                            "groupPriorityMinimum": 1, "versionPriority": 1 } });
-                    whole(StatusCode::OK, &json!({ "metadata": { "resourceVersion": "5" }, "items": [service] }))
-                }
+                REGISTRATIONS => whole(StatusCode::OK, &registrations()),
                 "/apis/apps/v1/namespaces/default/deployments/web" => {
                     let mut going = deployment();
                     going["finalizers"] = json!([ORPHAN]);
@@ -572,7 +679,7 @@ mod tests {
         let following = tokio::spawn(async move { services.run(stop).await });
         controller.services.synced().await;
         observe(&controller, "apps", "deployments", &deployment());
-        assert!(controller.reconcile("orphan/d").await.is_ok());
+        assert!(controller.reconcile("orphan/apps/d").await.is_ok());
         let of = |path: &str| format!("/apis/apps/v1/namespaces/default/{path}");
         assert_eq!(*writes.lock(), [of("replicasets/web-1"), of("deployments/web")]);
         drop(controller);
