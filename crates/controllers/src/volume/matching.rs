@@ -1,12 +1,12 @@
 //! Which volume fits a claim.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(super) use api::beta_annotations::{claim_class, volume_class};
-pub(super) use api::claim::is_for;
+pub(super) use api::claim::{capacity, is_for, is_of_other_mode, requested};
+use api::claim::{is_of_other_attributes, matching_volume, offers_modes};
 use api::default_class::{STORAGE, is_marked, order};
-use api::quantity::Quantity;
-use api::selector::Selector;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 
@@ -14,23 +14,6 @@ use k8s_openapi::api::storage::v1::StorageClass;
 pub(super) fn default_class(classes: &[Arc<StorageClass>]) -> Option<Arc<StorageClass>> {
     let marked = classes.iter().filter(|class| is_marked(&class.metadata, &STORAGE));
     marked.min_by(|left, right| order(&left.metadata, &right.metadata)).cloned()
-}
-
-pub(super) fn requested(claim: &PersistentVolumeClaim) -> Quantity {
-    let requests =
-        claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()).and_then(|resources| resources.requests.as_ref());
-    requests
-        .and_then(|requests| requests.get("storage"))
-        .and_then(|quantity| Quantity::try_from(quantity).ok())
-        .unwrap_or_default()
-}
-
-pub(super) fn capacity(volume: &PersistentVolume) -> Quantity {
-    let capacity = volume.spec.as_ref().and_then(|spec| spec.capacity.as_ref());
-    capacity
-        .and_then(|capacity| capacity.get("storage"))
-        .and_then(|quantity| Quantity::try_from(quantity).ok())
-        .unwrap_or_default()
 }
 
 /// Why the claim cannot have the volume that it names, or that names it (`checkVolumeSatisfyClaim`, v1.36).
@@ -46,12 +29,9 @@ pub(super) fn unsuitable(volume: &PersistentVolume, claim: &PersistentVolumeClai
 
 /// What speaks against a volume even if it was made for the claim.
 fn too_different(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<&'static str> {
-    let (Some(offered), Some(wanted)) = (&volume.spec, &claim.spec) else { return Some("requested PV is too small") };
-    if capacity(volume) < requested(claim) {
+    if volume.spec.is_none() || claim.spec.is_none() || capacity(volume) < requested(claim) {
         Some("requested PV is too small")
-    } else if offered.volume_attributes_class_name.as_deref().unwrap_or_default()
-        != wanted.volume_attributes_class_name.as_deref().unwrap_or_default()
-    {
+    } else if is_of_other_attributes(volume, claim) {
         Some("volumeAttributesClassName does not match")
     } else if is_of_other_mode(volume, claim) {
         Some("incompatible volumeMode")
@@ -60,48 +40,25 @@ fn too_different(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Op
     }
 }
 
-/// Whether one is a device and the other a file system (`CheckVolumeModeMismatches`, v1.36).
-pub(super) fn is_of_other_mode(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let is_block = |mode: Option<&String>| mode.is_some_and(|mode| mode == "Block");
-    let offered = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_ref());
-    let wanted = claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_ref());
-    is_block(offered) != is_block(wanted)
-}
-
-fn offers_modes(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    let offered = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
-    let wanted = claim.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
-    wanted.iter().all(|mode| offered.contains(mode))
-}
-
-/// The volume reserved for the claim, else the smallest that is large enough and alike.
+/// The volume reserved for the claim, else the smallest that is large enough and alike. Volumes with the fewest access modes are
+/// asked first, so that a claim for one node does not take the volume that many could share (`findByClaim`, v1.36).
 pub(super) fn best(claim: &PersistentVolumeClaim, volumes: &[Arc<PersistentVolume>]) -> Option<Arc<PersistentVolume>> {
-    let spec = claim.spec.as_ref()?;
-    let is_usable = |volume: &PersistentVolume| {
-        volume.metadata.deletion_timestamp.is_none() && too_different(volume, claim).is_none()
+    let alike: Vec<_> = volumes.iter().filter(|volume| offers_modes(volume, claim)).collect();
+    let ranks: BTreeSet<_> = alike.iter().map(|volume| rank(volume, claim)).collect();
+    let of_rank = |of: &Rank<'_>| {
+        let volumes = alike.iter().copied().filter(|volume| rank(volume, claim) == *of);
+        matching_volume(claim, volumes, None)
     };
-    if let Some(reserved) = volumes.iter().find(|volume| is_for(volume, claim) && is_usable(volume)) {
-        return Some(reserved.clone());
-    }
-    let selector = spec.selector.as_ref().map(|selector| Selector::from_label_selector(Some(selector)));
-    let selector = match selector {
-        Some(Ok(selector)) => Some(selector),
-        Some(Err(_)) => return None,
-        None => None,
-    };
-    let fits = |volume: &&Arc<PersistentVolume>| {
-        volume.spec.as_ref().is_some_and(|offered| offered.claim_ref.is_none())
-            && matches!(volume.status.as_ref().and_then(|status| status.phase.as_deref()), None | Some("Available"))
-            && volume_class(volume) == claim_class(claim).unwrap_or_default()
-            && offers_modes(volume, claim)
-            && selector.as_ref().is_none_or(|selector| selector.matches(volume.metadata.labels.as_ref()))
-            && is_usable(volume)
-    };
-    volumes
-        .iter()
-        .filter(fits)
-        .min_by(|left, right| capacity(left).cmp(&capacity(right)).then(left.metadata.name.cmp(&right.metadata.name)))
-        .cloned()
+    ranks.iter().find_map(of_rank).cloned()
+}
+
+/// Whether others come first, and the access modes, fewer of them first.
+type Rank<'a> = (bool, usize, BTreeSet<&'a str>);
+
+fn rank<'a>(volume: &'a PersistentVolume, claim: &PersistentVolumeClaim) -> Rank<'a> {
+    let modes = volume.spec.iter().flat_map(|spec| spec.access_modes.iter().flatten());
+    let modes: BTreeSet<&str> = modes.map(String::as_str).collect();
+    (!is_for(volume, claim), modes.len(), modes)
 }
 
 #[cfg(test)]
@@ -110,30 +67,42 @@ mod tests {
 
     use super::*;
 
-    fn volume(name: &str, size: &str, class: &str, claim: Option<&str>) -> Arc<PersistentVolume> {
+    fn volume(name: &str, size: &str, class: &str, modes: &[&str], claim: Option<&str>) -> Arc<PersistentVolume> {
         let claim = claim.map(|name| json!({ "name": name, "namespace": "default" }));
         Arc::new(serde_json::from_value(json!({
             "metadata": { "name": name, "labels": { "disk": name } },
-            "spec": { "capacity": { "storage": size }, "accessModes": ["ReadWriteOnce"], "storageClassName": class, "claimRef": claim },
+            "spec": { "capacity": { "storage": size }, "accessModes": modes, "storageClassName": class, "claimRef": claim },
+            "status": { "phase": "Available" },
         })).unwrap())
     }
 
     #[test]
     fn the_smallest_that_fits() {
+        const ONE: &[&str] = &["ReadWriteOnce"];
+        const MANY: &[&str] = &["ReadWriteOnce", "ReadWriteMany"];
         let volumes = [
-            volume("big", "10Gi", "", None),
-            volume("small", "1Gi", "", None),
-            volume("fast", "2Gi", "ssd", None),
-            volume("kept", "1Gi", "", Some("mine")),
+            volume("big", "10Gi", "", ONE, None),
+            volume("small", "1Gi", "", ONE, None),
+            volume("fast", "2Gi", "ssd", ONE, None),
+            volume("kept", "1Gi", "", ONE, Some("mine")),
+            volume("shared", "3Gi", "", MANY, None),
+            volume("for-us", "1Gi", "", ONE, Some("ours")),
+            volume("for-you", "5Gi", "", MANY, Some("yours")),
         ];
         for (name, size, class, mode, selector, expected) in [
             ("a", "500Mi", "", "ReadWriteOnce", json!(null), Some("small")),
+            // Larger than the one that many could share.
             ("a", "2Gi", "", "ReadWriteOnce", json!(null), Some("big")),
+            ("a", "1Gi", "", "ReadWriteOnce", json!({ "matchLabels": { "disk": "shared" } }), Some("shared")),
             ("a", "2Gi", "ssd", "ReadWriteOnce", json!(null), Some("fast")),
-            ("a", "1Gi", "", "ReadWriteMany", json!(null), None),
+            ("a", "1Gi", "", "ReadWriteMany", json!(null), Some("shared")),
+            ("a", "1Gi", "", "ReadOnlyMany", json!(null), None),
             ("a", "1Gi", "", "ReadWriteOnce", json!({ "matchLabels": { "disk": "big" } }), Some("big")),
             ("a", "20Gi", "", "ReadWriteOnce", json!(null), None),
             ("mine", "1Gi", "", "ReadWriteOnce", json!(null), Some("kept")),
+            ("yours", "1Gi", "", "ReadWriteOnce", json!(null), Some("for-you")),
+            // What is reserved for it cannot be shared.
+            ("ours", "1Gi", "", "ReadWriteMany", json!(null), Some("shared")),
         ] {
             let claim: PersistentVolumeClaim = serde_json::from_value(json!({
                 "metadata": { "name": name, "namespace": "default", "uid": "u" },

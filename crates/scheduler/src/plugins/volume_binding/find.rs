@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::claim::is_for;
+use api::claim::{matching_volume, requested};
 use api::meta::Meta as _;
 use api::placement::is_reachable;
 use api::quantity::Quantity;
@@ -135,7 +135,7 @@ fn can_provision(
     if class.provisioner.is_empty() || class.provisioner == NO_PROVISIONER || !allows_topology(class, node) {
         return Err(BIND_CONFLICT);
     }
-    let (Some(size), Some(name)) = (requested(claim), class.metadata.name.as_deref()) else { return Ok(()) };
+    let (size, Some(name)) = (requested(claim), class.metadata.name.as_deref()) else { return Ok(()) };
     let Some(capacities) = volumes.capacities(&class.provisioner, name) else { return Ok(()) };
     let parse = |text: &k8s_openapi::apimachinery::pkg::api::resource::Quantity| text.0.parse::<Quantity>().ok();
     let is_enough = capacities.iter().any(|capacity| {
@@ -161,52 +161,16 @@ fn allows_topology(class: &StorageClass, node: &Node) -> bool {
     })
 }
 
-/// The smallest volume that the claim can have on the node (`FindMatchingVolume`, v1.36).
+/// The smallest volume that the claim can have on the node.
 fn best_volume<'a>(
     claim: &PersistentVolumeClaim,
     node: &Node,
     volumes: &'a Volumes,
     taken: &[(Arc<PersistentVolume>, Arc<PersistentVolumeClaim>)],
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let wanted = claim.spec.as_ref()?;
-    let size = requested(claim)?;
-    let selector = wanted.selector.as_ref().map(|selector| Selector::from_label_selector(Some(selector)));
-    let mut best: Option<(Quantity, &Arc<PersistentVolume>)> = None;
-    for volume in volumes.of_class(claim_class(claim)) {
-        let Some(spec) = &volume.spec else { continue };
-        let is_kept_for_claim = is_for(volume, claim);
-        let capacity = spec.capacity.as_ref().and_then(|list| list.get("storage")?.0.parse::<Quantity>().ok());
-        let Some(capacity) = capacity.filter(|capacity| *capacity >= size) else { continue };
-        let mode = |mode: &Option<String>| mode.clone().unwrap_or_else(|| "Filesystem".into());
-        if taken.iter().any(|(other, _)| other.metadata.name == volume.metadata.name)
-            || spec.claim_ref.is_some() && !is_kept_for_claim
-            || mode(&wanted.volume_mode) != mode(&spec.volume_mode)
-            || wanted.volume_attributes_class_name.as_deref().unwrap_or_default()
-                != spec.volume_attributes_class_name.as_deref().unwrap_or_default()
-            || volume.metadata.deletion_timestamp.is_some()
-        {
-            continue;
-        }
-        let is_reachable = is_reachable(volume, node.metadata.labels.as_ref());
-        if is_kept_for_claim {
-            return is_reachable.then_some(volume);
-        }
-        let offered = spec.access_modes.as_deref().unwrap_or_default();
-        let is_available = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Available");
-        let is_selected = match &selector {
-            None => true,
-            Some(selector) => selector.as_ref().is_ok_and(|s| s.matches(volume.metadata.labels.as_ref())),
-        };
-        if is_reachable
-            && is_available
-            && is_selected
-            && wanted.access_modes.iter().flatten().all(|mode| offered.contains(mode))
-            && best.as_ref().is_none_or(|(smallest, _)| capacity < *smallest)
-        {
-            best = Some((capacity, volume));
-        }
-    }
-    best.map(|(_, volume)| volume)
+    let is_free =
+        |volume: &&Arc<PersistentVolume>| taken.iter().all(|(other, _)| other.metadata.name != volume.metadata.name);
+    matching_volume(claim, volumes.of_class(claim_class(claim)).into_iter().filter(is_free), Some(node))
 }
 
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> &str {
@@ -224,8 +188,4 @@ fn waits_for_consumer(claim: &PersistentVolumeClaim, volumes: &Volumes) -> Resul
         Some(mode) => Ok(mode == "WaitForFirstConsumer"),
         None => Err(VolumeError::NoBindingMode(claim_class(claim).to_owned())),
     }
-}
-
-fn requested(claim: &PersistentVolumeClaim) -> Option<Quantity> {
-    claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get("storage")?.0.parse().ok()
 }
