@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::reference::BadReference;
+use api::image::BadReference;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,8 +34,8 @@ pub enum Error {
 /// Why a pull failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
-    #[error(transparent)]
-    Reference(#[from] BadReference),
+    #[error("invalid image name {name:?}: {source}")]
+    Reference { name: String, source: BadReference },
     #[error("{0}: not found")]
     NotFound(String),
     #[error("{0}: authorization failed")]
@@ -71,7 +71,7 @@ impl From<Error> for cri::tonic::Status {
             Error::Pull { source, .. } => match *source {
                 PullError::NotFound(_) => Self::not_found(message),
                 PullError::Unauthorized(_) => Self::permission_denied(message),
-                PullError::Reference(_) => Self::invalid_argument(message),
+                PullError::Reference { .. } => Self::invalid_argument(message),
                 PullError::Unreachable(_) | PullError::Server(_) => Self::unavailable(message),
                 PullError::Content(_) | PullError::Io { .. } => Self::unknown(message),
             },

@@ -101,7 +101,7 @@ async fn run_main(args: Args) -> anyhow::Result<()> {
             }
         }
         Command::Tag { image, name } => {
-            let reference: Reference = name.parse()?;
+            let reference: Reference = name.parse().with_context(|| format!("invalid image name {name:?}"))?;
             let tag = reference.tagged().context("a digest cannot be given as a name")?;
             let mut image = image::store::Image::clone(&*find(&image)?);
             image.tags.push(tag);

@@ -23,7 +23,6 @@ mod names;
 mod network;
 mod pod_config;
 mod record;
-mod reference;
 mod rooted;
 mod sandbox;
 mod seccomp;

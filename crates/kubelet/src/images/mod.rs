@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::image::{BadReference, Reference};
 use client::{EventRecorder, Limit};
 use cri::v1;
 use k8s_openapi::api::core::v1::{ObjectReference, Secret};
@@ -246,50 +247,11 @@ fn rounded(duration: Duration) -> String {
     api::duration::format(Duration::from_millis(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// Adds `:latest` where neither tag nor digest is given. Refuses what is no image name.
-pub(crate) fn with_default_tag(image: &str) -> Result<String, &'static str> {
-    let (rest, has_digest) = match image.split_once('@') {
-        Some((rest, digest)) => {
-            if !digest.contains(':') {
-                return Err("invalid reference format");
-            }
-            (rest, true)
-        }
-        None => (image, false),
-    };
-    let last = rest.rsplit('/').next().unwrap_or_default();
-    let tag = last.split_once(':').map(|(_, tag)| tag);
-    let path = match tag {
-        Some(tag) => &rest[..rest.len() - tag.len() - 1],
-        None => rest,
-    };
-    let (host, path) = match path.split_once('/') {
-        Some((host, path)) if host.contains('.') || host.contains(':') || host == "localhost" => (Some(host), path),
-        _ => (None, path),
-    };
-    if path.is_empty() || host == Some("") {
-        return Err("invalid reference format");
-    }
-    if path.chars().any(|c| c.is_ascii_uppercase()) {
-        return Err("invalid reference format: repository name (library) must be lowercase");
-    }
-    let is_name = |part: &str| {
-        !part.is_empty()
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
-            && part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.ends_with(|c: char| c.is_ascii_alphanumeric())
-    };
-    if !path.split('/').all(is_name) {
-        return Err("invalid reference format");
-    }
-    if tag.is_some_and(|tag| {
-        tag.is_empty()
-            || tag.len() > 128
-            || !tag.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
-    }) {
-        return Err("invalid reference format");
-    }
-    if tag.is_some() || has_digest { Ok(image.to_string()) } else { Ok(format!("{image}:latest")) }
+/// Adds `:latest` where neither tag nor digest is given; a short name stays short (`applyDefaultImageTag`, v1.36).
+fn with_default_tag(image: &str) -> Result<String, BadReference> {
+    image.parse::<Reference>()?;
+    let has_neither = api::image::repository(image) == image;
+    Ok(if has_neither { format!("{image}:latest") } else { image.to_owned() })
 }
 
 #[cfg(test)]
@@ -315,12 +277,14 @@ mod tests {
 
     #[test]
     fn tags() {
+        let digest = format!("nginx@sha256:{}", "a".repeat(64));
         for (image, expected) in [
             ("nginx", Some("nginx:latest")),
             ("nginx:1.27", Some("nginx:1.27")),
             ("localhost:5000/nginx", Some("localhost:5000/nginx:latest")),
             ("localhost:5000/a/b:x", Some("localhost:5000/a/b:x")),
-            ("nginx@sha256:abcd", Some("nginx@sha256:abcd")),
+            (digest.as_str(), Some(digest.as_str())),
+            ("nginx@sha256:abcd", None),
             ("Nginx", None),
             ("", None),
             ("nginx:", None),

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use api::image::{host_name, is_loopback};
 use serde::Deserialize;
 
 use super::Reference;
-use crate::reference::{host_name, is_loopback};
 
 /// One server to try.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! Images: where they come from, how they are kept, how they become directories.
 //!
-//! Flow: `reference` (a name) -> `mirrors` (which servers) -> `registry` (HTTP, tokens) -> `pull` (manifest, blobs,
+//! Flow: `Reference` (a name) -> `mirrors` (which servers) -> `registry` (HTTP, tokens) -> `pull` (manifest, blobs,
 //! digests) -> `unpack` (a layer becomes a directory, once) -> `store` (which images there are). `archive` is the other way
 //! in and out: docker-archive and OCI layout tarballs; `carried` are the images inside this binary.
 
@@ -18,5 +18,6 @@ pub(crate) use pull::{Credentials, pull, pull_through};
 pub(crate) use registry::fuzz_challenge;
 pub(crate) use store::ImageStore;
 
+pub(crate) use api::image::Reference;
+
 pub(crate) use crate::error::PullError;
-pub(crate) use crate::reference::Reference;

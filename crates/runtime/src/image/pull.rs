@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::image::is_sha256;
 use futures_util::FutureExt;
 use http::StatusCode;
 use sha2::{Digest, Sha256};
@@ -18,7 +19,6 @@ use super::registry::{Registry, next_chunk};
 use super::store::{Claim, Image, ImageStore, Layer};
 use super::{PullError, Reference, carried};
 use crate::bounds::{Bounds, MAX_DOCUMENT, MAX_LAYERS};
-use crate::reference::is_digest;
 use crate::{record, unpack};
 
 /// Layers fetched at the same time, per pull.
@@ -50,7 +50,7 @@ pub(crate) async fn pull(
     name: &str,
     credentials: Option<Credentials>,
 ) -> Result<Arc<Image>, PullError> {
-    let reference: Reference = name.parse()?;
+    let reference = parse(name)?;
     let _lease = store.lease().await.map_err(|error| PullError::Content(error.to_string()))?;
     if reference.host == carried::REGISTRY {
         return carried::pull(store, &reference).await;
@@ -76,6 +76,10 @@ pub(crate) async fn pull(
     Err(failure.unwrap_or_else(|| PullError::NotFound(reference.to_string())))
 }
 
+fn parse(name: &str) -> Result<Reference, PullError> {
+    name.parse().map_err(|source| PullError::Reference { name: name.to_owned(), source })
+}
+
 /// Pulls here, or where this machine's images are pulled. A registry on the loopback may be the node's own, or that of the machine
 /// which the node is a part of: the nearer one is asked first.
 pub(crate) async fn pull_through<P>(
@@ -87,7 +91,7 @@ where
     P: Future<Output = Result<Arc<Image>, PullError>> + Send + 'static,
 {
     let Some(elsewhere) = elsewhere else { return pull().await };
-    if name.parse::<Reference>()?.is_on_loopback() {
+    if parse(name)?.is_on_loopback() {
         match pull().await {
             Err(PullError::Unreachable(error)) => {
                 tracing::debug!(image = name, error, "not on the node's own loopback")
@@ -159,7 +163,7 @@ async fn resolve(
     for _ in 0..4 {
         let (bytes, media_type) = registry.document(&format!("manifests/{selector}"), MANIFEST_TYPES).await?;
         let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(&bytes)));
-        if is_digest(&selector) && digest != selector {
+        if is_another(&selector, &digest) {
             return Err(PullError::Content(format!("manifest {selector} has digest {digest}")));
         }
         let manifest: Manifest = serde_json::from_slice(&bytes)
@@ -175,11 +179,17 @@ async fn resolve(
             return Ok((top_digest, descriptor, manifest));
         }
         selector = choose(&manifest.manifests)
-            .filter(|d| is_digest(&d.digest))
+            .filter(|d| is_sha256(&d.digest))
             .map(|d| d.digest.clone())
             .ok_or_else(|| PullError::NotFound(format!("{reference}: no manifest for this platform")))?;
     }
     Err(PullError::Content(format!("{reference}: indexes nested too deep")))
+}
+
+/// Whether a document is not the one that was asked for. A tag has no colon; whether a digest of another kind is right is not
+/// known here, so it is not.
+fn is_another(selector: &str, digest: &str) -> bool {
+    selector.contains(':') && selector != digest
 }
 
 /// Refuses what no image is, before anything of it is fetched.
@@ -221,7 +231,7 @@ pub(crate) fn pair_layers(blobs: &[Descriptor], config: &ImageConfig) -> Result<
         .zip(&config.rootfs.diff_ids)
         .map(|(blob, diff_id)| Layer { diff_id: diff_id.clone(), blob: blob.clone() })
         .collect();
-    match layers.iter().find(|l| !is_digest(&l.diff_id) || !is_digest(&l.blob.digest)) {
+    match layers.iter().find(|l| !is_sha256(&l.diff_id) || !is_sha256(&l.blob.digest)) {
         Some(layer) => Err(PullError::Content(format!("bad layer digest {:?}", layer.diff_id))),
         None => Ok(layers),
     }
@@ -229,7 +239,7 @@ pub(crate) fn pair_layers(blobs: &[Descriptor], config: &ImageConfig) -> Result<
 
 /// Brings a blob into the store, resuming what an earlier attempt left.
 async fn fetch(store: &ImageStore, registry: &Registry, blob: &Descriptor) -> Result<(), PullError> {
-    if !is_digest(&blob.digest) {
+    if !is_sha256(&blob.digest) {
         return Err(PullError::Content(format!("bad digest {:?}", blob.digest)));
     }
     let lock = store.lock_of(&blob.digest);
@@ -408,6 +418,13 @@ mod tests {
             let pulled = here.spawn(async move { pull_through(Some(&elsewhere), name, pull).await });
             assert!(matches!(here.block_on(pulled).unwrap(), Err(PullError::NotFound(_))), "{name}");
             assert_eq!(*seen.lock(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn security_a_digest_of_any_kind_is_never_taken_for_a_tag() {
+        for (selector, expected) in [("latest", false), ("sha256:a", false), ("sha256:b", true), ("sha512:a", true)] {
+            assert_eq!(is_another(selector, "sha256:a"), expected, "{selector}");
         }
     }
 

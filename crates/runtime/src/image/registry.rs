@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::image::is_loopback;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -18,7 +19,6 @@ use tokio::net::TcpStream;
 use super::mirrors::Endpoint;
 use super::{Credentials, PullError};
 use crate::bounds::MAX_DOCUMENT;
-use crate::reference::is_loopback;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Silence for this long means the server is gone; slow but steady downloads go on.

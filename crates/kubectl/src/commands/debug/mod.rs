@@ -2,10 +2,10 @@
 
 mod profile;
 
+use api::image::is_reference;
 use serde_json::{Value, json};
 
 use super::create::known;
-use super::run::valid_image;
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
@@ -147,7 +147,7 @@ impl Session {
                 return refuse("you must specify --image when not using --copy-to.");
             }
         }
-        if !self.image.is_empty() && !valid_image(&self.image) {
+        if !self.image.is_empty() && !is_reference(&self.image) {
             return refuse(&format!("invalid image name \"{}\": invalid reference format", self.image));
         }
         if self.targets.is_empty() && flags.list("filename").is_empty() {
@@ -158,7 +158,7 @@ impl Session {
             return refuse(&format!("invalid image pull policy: {policy}"));
         }
         for (name, image) in &self.set_images {
-            if !valid_image(image) {
+            if !is_reference(image) {
                 return refuse(&format!(
                     "invalid image name \"{image}\" for container \"{name}\": invalid reference format"
                 ));

@@ -168,9 +168,9 @@ fn best_volume<'a>(
     volumes: &'a Volumes,
     taken: &[(Arc<PersistentVolume>, Arc<PersistentVolumeClaim>)],
 ) -> Option<&'a Arc<PersistentVolume>> {
-    let is_free =
-        |volume: &&Arc<PersistentVolume>| taken.iter().all(|(other, _)| other.metadata.name != volume.metadata.name);
-    matching_volume(claim, volumes.of_class(claim_class(claim)).into_iter().filter(is_free), Some(node))
+    let free = volumes.of_class(claim_class(claim)).into_iter();
+    let free = free.filter(|volume| taken.iter().all(|(other, _)| other.metadata.name != volume.metadata.name));
+    matching_volume(claim, free, Some(node))
 }
 
 pub(crate) fn volume_name(claim: &PersistentVolumeClaim) -> &str {
