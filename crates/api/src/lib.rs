@@ -42,6 +42,7 @@ pub mod selector;
 pub mod shared;
 pub mod sort;
 pub mod status;
+pub mod terminal;
 pub mod time;
 pub mod trim;
 pub mod user;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Result;
 use api::quantity::Quantity;
 use api::sort::CompactSort as _;
+use api::terminal::escaped_line;
 use client::Client;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
@@ -233,13 +234,12 @@ fn line(history: &History, of: &str, namespace: &str, name: &str, live: Option<&
     let points = |what: &str| history.points(what, of, namespace, name);
     let last = |what: &str| points(what).last().map(|(_, value)| *value);
     let shown = if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") };
-    let shown: String = shown.chars().filter(|character| !character.is_control()).collect();
     let cpu = live.map(|(cpu, _)| *cpu).or(last("cpu_cores")).map_or("-".to_owned(), |cpu| format!("{cpu:.3}"));
     let memory = live.map(|(_, memory)| *memory).or(last("memory_bytes")).map_or("-".to_owned(), bytes);
     let rate = |what: &str| last(what).map_or("-".to_owned(), bytes);
     format!(
         "{:<NAME$} {cpu:>8} {:<BARS$} {memory:>9} {:<BARS$} {:>11} {:>11}",
-        cut(&shown, NAME),
+        cut(&escaped_line(&shown), NAME),
         bars(points("cpu_cores")),
         bars(points("memory_bytes")),
         rate("network_receive_bytes_per_second"),

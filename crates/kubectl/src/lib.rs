@@ -157,7 +157,7 @@ fn warnings_as_errors(cx: &Context) -> Result<()> {
 fn report(failure: &Failure) -> ExitCode {
     let text = failure.to_string();
     // Servers, webhooks and containers have their say in it.
-    let text = printers::escaped(&text);
+    let text = api::terminal::escaped(&text);
     if !text.is_empty() {
         eprint!("{text}{}", if text.ends_with('\n') { "" } else { "\n" });
     }

@@ -7,9 +7,10 @@
 //! ```
 //! An only effect stands below its cause, not to the right of it: most of the walk is a chain, and would leave the page.
 
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
+
+use api::terminal::escaped_line;
 
 use crate::walk::{Step, Walk};
 
@@ -117,8 +118,8 @@ fn summary(inner: &[&Step]) -> Option<String> {
     let text: Vec<String> = sums
         .iter()
         .map(|(name, sum, count)| match count {
-            1 => format!("{} {}", shown(name), time(*sum)),
-            _ => format!("{} ×{count} {}", shown(name), time(*sum)),
+            1 => format!("{} {}", escaped_line(name), time(*sum)),
+            _ => format!("{} ×{count} {}", escaped_line(name), time(*sum)),
         })
         .collect();
     (!text.is_empty()).then(|| text.join(", "))
@@ -130,31 +131,18 @@ fn write_line(step: &Step, depth: usize, summary: Option<String>, out: &mut Stri
     let _ = write!(out, "{:>9} {took:>10} {mark} ", time(step.offset));
     // Beyond this depth indentation helps nobody.
     (0..depth.min(24)).for_each(|_| out.push_str("│ "));
-    let _ = write!(out, "{:<4} {}", shown(&step.stage), shown(&step.name));
+    let _ = write!(out, "{:<4} {}", escaped_line(&step.stage), escaped_line(&step.name));
     let parts = if step.inner { [&step.detail, "", ""] } else { [&step.actor, step.object.as_str(), &step.detail] };
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
-        let _ = write!(out, "  {}", shown(part));
+        let _ = write!(out, "  {}", escaped_line(part));
     }
     if !matches!(step.outcome.as_str(), "ok" | "running") {
-        let _ = write!(out, "  [{}]", shown(&step.outcome));
+        let _ = write!(out, "  [{}]", escaped_line(&step.outcome));
     }
     if let Some(summary) = summary {
         let _ = write!(out, "  ({summary})");
     }
     out.push('\n');
-}
-
-/// What clients said of themselves, for a terminal: nothing in it moves the cursor, begins a line or turns the text.
-fn shown(text: &str) -> Cow<'_, str> {
-    let is_plain = |c: char| {
-        !c.is_control() && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
-    };
-    match text.chars().all(is_plain) {
-        true => text.into(),
-        false => {
-            text.chars().map(|c| if is_plain(c) { c.to_string() } else { c.escape_unicode().to_string() }).collect()
-        }
-    }
 }
 
 /// Three digits and a unit.
@@ -191,7 +179,7 @@ mod tests {
         for text in [render(&walk, Detail::Spans), render(&walk, Detail::Steps), line(&all)] {
             let is_safe = |c: char| c == '\n' || !(c.is_control() || c == '\u{202e}');
             assert!(text.chars().all(is_safe), "{text:?}");
-            assert!(text.contains("a\\u{1b}]0;owned\\u{7}"), "{text:?}");
+            assert!(text.contains("a^[]0;owned\\u{7}"), "{text:?}");
         }
     }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use api::meta::Meta as _;
 use api::sort::CompactSort as _;
+use api::terminal::escaped_line;
 use client::{Client, ListParams};
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt};
@@ -73,19 +74,14 @@ impl Cause {
     }
 
     fn render(&self, object: &str) -> String {
-        let mut text = format!("{}: {}\n", shown(object), shown(&self.summary));
+        let mut text = format!("{}: {}\n", escaped_line(object), escaped_line(&self.summary));
         for (title, lines) in [("because", &self.evidence), ("next", &self.next)] {
             for line in lines {
-                text.push_str(&format!("  {title:<8} {}\n", shown(line)));
+                text.push_str(&format!("  {title:<8} {}\n", escaped_line(line)));
             }
         }
         text
     }
-}
-
-/// What others wrote, on one line of a terminal: nothing of it is a command to the terminal.
-fn shown(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
 }
 
 pub fn main(args: Args) -> BoxFuture<'static, Result<()>> {
@@ -168,7 +164,7 @@ async fn explain_cluster(client: &Client) -> Result<()> {
         println!("cluster: nothing is wrong that can be seen");
     }
     for what in unseen {
-        println!("not seen: {}", shown(&what));
+        println!("not seen: {}", escaped_line(&what));
     }
     Ok(())
 }

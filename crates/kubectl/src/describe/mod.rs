@@ -17,13 +17,14 @@ mod volumes;
 mod workload;
 
 use api::sort::CompactSort as _;
+use api::terminal::escaped;
 use serde_json::Value;
 
 use crate::context::Context;
 use crate::duration;
 use crate::failure::Result;
 use crate::objects::{strings, text};
-use crate::printers::{TabWriter, escaped};
+use crate::printers::TabWriter;
 use crate::request::Request;
 use crate::resources::{Info, all_items};
 

@@ -10,12 +10,10 @@ mod kyaml;
 mod sort;
 pub(crate) mod table;
 mod tabwriter;
-mod terminal;
 
 pub(crate) use custom_columns::CustomColumns;
 pub(crate) use sort::{sort_objects, sort_rows};
 pub(crate) use tabwriter::TabWriter;
-pub(crate) use terminal::escaped;
 
 use serde_json::Value;
 

@@ -5,7 +5,7 @@
 //!
 //! Whatever people read goes through here, so this is also where commands for their terminals end ([`escaped`]).
 
-use super::escaped;
+use api::terminal::escaped;
 
 /// The cells of a line; more tabs stay in the last one. Each column is one call deeper, and values of objects have tabs.
 const MAX_CELLS: usize = 256;
@@ -123,11 +123,12 @@ mod tests {
     /// CVE-2021-25743: what is described or listed may have been written by anybody.
     #[test]
     fn security_tables_and_descriptions_command_no_terminal() {
-        let text = "Annotations:\ta=\x1b[2J\u{9b}31m\nMessage:\tall is well\rfailed\u{8}\n";
+        let text = "Annotations:\ta=\x1b[2J\u{9b}31m\nMessage:\tall is well\rfailed\u{8}\u{202e}\n";
         for mut writer in [TabWriter::table(), TabWriter::describe(), TabWriter::describe_history()] {
             let shown = writer.format(text);
             assert!(!shown.contains(|c: char| c.is_control() && c != '\n'), "{shown:?}");
-            assert!(shown.contains("a=^[[2J\\u{9b}31m") && shown.contains("all is well\\rfailed\\u{8}"), "{shown:?}");
+            let parts = ["a=^[[2J\\u{9b}31m", "all is well\\rfailed\\u{8}\\u{202e}"];
+            assert!(parts.into_iter().all(|part| shown.contains(part)), "{shown:?}");
         }
     }
 

@@ -423,8 +423,8 @@ mod tests {
 
     #[test]
     fn security_a_digest_of_any_kind_is_never_taken_for_a_tag() {
-        for (selector, expected) in [("latest", false), ("sha256:a", false), ("sha256:b", true), ("sha512:a", true)] {
-            assert_eq!(is_another(selector, "sha256:a"), expected, "{selector}");
+        for (asked, expected) in [("latest", false), ("sha256:a", false), ("sha256:b", true), ("sha512:a", true)] {
+            assert_eq!(is_another(asked, "sha256:a"), expected, "{asked}");
         }
     }
 

@@ -4,13 +4,14 @@ mod archive;
 
 use std::path::{Path, PathBuf};
 
+use api::terminal::escaped;
+
 use super::exec::{exec_path, finished, one_pod};
 use super::flags;
 use crate::cli::{Command, Flag, Words};
 use crate::context::Context;
 use crate::failure::{Failure, Result};
 use crate::pods;
-use crate::printers::escaped;
 use crate::stream;
 
 pub(crate) const COMMAND: Command = Command {
