@@ -21,7 +21,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 
 pub use mount_options::{MountOption, NO_LINKS, NotForDirectories, bind_flags, mount_options, remount_flags};
 pub use mounts::{Mount, mount_table, mounts};
-pub use replace::{replace, replace_by, replace_together};
+pub use replace::{give_name, replace, replace_by, replace_together, replace_unsynced};
 pub use usage::{Bounds, Usage, usage, usage_within};
 
 /// What is deeper is brought up first. Deeper than anything that we make ourselves.

@@ -4,8 +4,7 @@
 //! `<group>/<version>/serverresources.json`) with upstream's TTL, so the two kubectls share it. Files are read only as
 //! far as needed: `get pods` opens two of them.
 
-use std::io::Write as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -327,18 +326,7 @@ fn write_cached(file: &Path, value: &Value) {
     if std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).is_err() {
         return;
     }
-    let temporary =
-        dir.join(format!(".{}.{}", std::process::id(), file.file_name().unwrap_or_default().to_string_lossy()));
-    let write = || -> std::io::Result<()> {
-        // What an ended process of the same number left behind may have another mode.
-        let _ = std::fs::remove_file(&temporary);
-        let mut new = std::fs::OpenOptions::new();
-        new.write(true).create_new(true).mode(0o660).open(&temporary)?.write_all(value.to_string().as_bytes())?;
-        std::fs::rename(&temporary, file)
-    };
-    if write().is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
+    let _ = ::files::replace_unsynced(file, value.to_string().as_bytes(), 0o660);
 }
 
 fn legacy_core_group(list: &Value) -> Vec<Value> {

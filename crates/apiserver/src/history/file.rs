@@ -5,7 +5,6 @@
 //! and [`POINTS`] values (f32); at the end a checksum over all that (FNV-1a, u64). All numbers are little-endian.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 
 use super::ring::{Key, Of, POINTS, Ring, What};
@@ -15,11 +14,7 @@ const MAGIC: &[u8] = b"coxhist1";
 const MAX_BYTES: u64 = 16 << 20;
 
 pub(super) fn save(ring: &Ring, path: &Path) -> std::io::Result<()> {
-    let new = path.with_extension("new");
-    let mut file = std::fs::File::create(&new)?;
-    file.write_all(&encode(ring))?;
-    file.sync_data()?;
-    std::fs::rename(new, path)
+    files::replace(path, &encode(ring), 0o600)
 }
 
 /// Why a file gives no ring.

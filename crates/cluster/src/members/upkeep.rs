@@ -215,10 +215,8 @@ pub(crate) async fn snapshot(options: &Options, etcd: &Etcd, url: &str) -> Resul
         check.update(&piece);
         file.write_all(&piece).with_context(|| temporary.display().to_string())?;
     }
-    file.sync_all()?;
     check.finish().with_context(|| temporary.display().to_string())?;
-    fs::rename(&temporary, &path)?;
-    fs::File::open(&dir)?.sync_all()?;
+    files::give_name(&file, &temporary, &path)?;
     for name in plan::superfluous(snapshot_names(&dir)?, SNAPSHOTS_KEPT, &latest_name(now)) {
         fs::remove_file(dir.join(&name)).with_context(|| name.clone())?;
     }

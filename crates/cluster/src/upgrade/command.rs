@@ -537,13 +537,13 @@ fn replace(binary: &Path, record: &Record) -> Result<()> {
     let fresh = record.target.with_file_name(name);
     fs::copy(binary, &fresh).with_context(|| format!("copying {}", binary.display()))?;
     fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755))?;
-    fs::File::open(&fresh)?.sync_all()?;
     let old = record.old();
     if old.try_exists()? {
         fs::remove_file(&old)?;
     }
     fs::hard_link(&record.target, &old).with_context(|| format!("keeping {}", record.target.display()))?;
-    fs::rename(&fresh, &record.target).with_context(|| record.target.display().to_string())
+    let file = fs::File::open(&fresh)?;
+    files::give_name(&file, &fresh, &record.target).with_context(|| record.target.display().to_string())
 }
 
 /// Starts the program in the background; fails unless it brings everything up in time.
