@@ -7,6 +7,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use api::sort::CompactCollect as _;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
@@ -129,7 +131,8 @@ impl Network {
     /// The network that the note of an attachment is about.
     fn noted(cached: &Value, path: &Path, bin_dirs: impl IntoIterator<Item = PathBuf>) -> Result<Self, Error> {
         let torn = |cause: String| Error::Cache { path: path.to_owned(), cause };
-        let source = cached["config"].as_str().and_then(from_base64).and_then(|bytes| String::from_utf8(bytes).ok());
+        let source = cached["config"].as_str().and_then(|text| STANDARD.decode(text).ok());
+        let source = source.and_then(|bytes| String::from_utf8(bytes).ok());
         let source = source.ok_or_else(|| torn("it holds no configuration".into()))?;
         let config = NetworkConfig::parse(&source, false).map_err(torn)?;
         Ok(Self::new(config, bin_dirs))
@@ -465,7 +468,7 @@ impl Network {
         let cached = json!({
             "kind": "cniCacheV1",
             "containerId": attachment.container_id,
-            "config": base64(self.config.source.as_bytes()),
+            "config": STANDARD.encode(&self.config.source),
             "ifName": attachment.ifname,
             "networkName": self.config.name,
             "netns": attachment.netns,
@@ -605,34 +608,6 @@ fn validate(attachment: &Attachment<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/// Standard base64, for the one field of the cache that libcni encodes.
-fn base64(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word = chunk.iter().enumerate().fold(0u32, |word, (i, byte)| word | u32::from(*byte) << (16 - 8 * i));
-        for i in 0..4 {
-            match i <= chunk.len() {
-                true => text.push(char::from(ALPHABET[(word >> (18 - 6 * i)) as usize & 63])),
-                false => text.push('='),
-            }
-        }
-    }
-    text
-}
-
-fn from_base64(text: &str) -> Option<Vec<u8>> {
-    let digits = text.trim_end_matches('=').bytes().map(|byte| ALPHABET.iter().position(|letter| *letter == byte));
-    let digits: Vec<usize> = digits.collect::<Option<_>>()?;
-    let bytes = digits.chunks(4).flat_map(|chunk| {
-        let word = chunk.iter().enumerate().fold(0u32, |word, (i, digit)| word | (*digit as u32) << (18 - 6 * i));
-        // Four digits are three bytes, and each missing digit is one byte less.
-        word.to_be_bytes().into_iter().skip(1).take(chunk.len() - 1)
-    });
-    Some(bytes.collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -654,15 +629,6 @@ mod tests {
             json!({"portMappings": [{"hostPort": 80, "containerPort": 8080, "protocol": "tcp"}]})
         );
         assert!(configs[1].get("capabilities").is_none());
-    }
-
-    #[test]
-    fn base64_pads() {
-        for (plain, encoded) in [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("abcd", "YWJjZA==")] {
-            assert_eq!(base64(plain.as_bytes()), encoded);
-            assert_eq!(from_base64(encoded).as_deref(), Some(plain.as_bytes()));
-        }
-        assert_eq!(from_base64("Y*=="), None);
     }
 
     #[tokio::test]

@@ -77,11 +77,7 @@ fn unpack_within(blob: &Path, target: &Path, bounds: Bounds) -> io::Result<Strin
     apply(&mut hashing, target, bounds, &allowance)?;
     // What follows the end-of-archive mark belongs to the digest too.
     io::copy(&mut hashing, &mut io::sink())?;
-    Ok(format!("sha256:{}", hex(&hashing.hash.finalize())))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
+    Ok(format!("sha256:{}", api::hex::encode(hashing.hash.finalize())))
 }
 
 struct Hashing<R> {

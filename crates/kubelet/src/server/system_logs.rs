@@ -7,6 +7,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use api::percent::{encode_except, is_unreserved};
 use api::sort::CompactSort as _;
 use bytes::Bytes;
 use client::Body;
@@ -96,12 +97,7 @@ fn escaped(name: &str) -> String {
 
 /// A relative address, in which nothing has a meaning but a slash at the end.
 fn link(name: &str) -> String {
-    name.bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => char::from(byte).to_string(),
-            byte => format!("%{byte:02X}"),
-        })
-        .collect()
+    encode_except(name, |byte| is_unreserved(byte) || byte == b'/')
 }
 
 fn content(file: File, length: u64) -> Response<Body> {

@@ -15,7 +15,7 @@ use super::config::{Descriptor, ImageConfig, Manifest, choose};
 use super::pull::{pair_layers, total_size, unpack_layer};
 use super::store::{IMPORTED, Image, ImageStore};
 use crate::error::{Error, Result, doing};
-use crate::{record, unpack};
+use crate::record;
 
 /// Imports every image of the archive at `path`, compressed or not; `pinned` ones are kept from garbage collection.
 pub(crate) async fn import(store: &Arc<ImageStore>, path: &Path, pinned: bool) -> Result<Vec<Arc<Image>>> {
@@ -247,7 +247,7 @@ fn ingest(store: &ImageStore, reader: &mut impl Read) -> io::Result<Content> {
             bytes.extend_from_slice(&buffer[..n]);
         }
     }
-    let digest = format!("sha256:{}", unpack::hex(&hash.finalize()));
+    let digest = format!("sha256:{}", api::hex::encode(hash.finalize()));
     std::fs::rename(&temporary, store.blob_path(&digest))?;
     Ok(Content { digest, size, bytes: (size <= MAX_DOCUMENT).then_some(bytes) })
 }
@@ -273,7 +273,7 @@ pub(crate) fn export(store: &ImageStore, images: &[Arc<Image>], target: &Path) -
                 add(blob_name(&blob.digest), &std::fs::read(store.blob_path(&blob.digest))?)?;
             }
             let manifest = manifest_of(store, image)?;
-            let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(&manifest)));
+            let digest = format!("sha256:{}", api::hex::encode(Sha256::digest(&manifest)));
             add(blob_name(&digest), &manifest)?;
             for tag in image.tags.iter().map(Some).chain(image.tags.is_empty().then_some(None)) {
                 let mut entry = json!({

@@ -13,7 +13,7 @@ use super::config::{Descriptor, ImageConfig, architecture};
 use super::pull::{io_error, pair_layers, unpack_layer};
 use super::store::{Image, ImageStore};
 use super::{PullError, Reference};
-use crate::{record, unpack};
+use crate::record;
 
 /// The host part of the names of carried images. `.local` names are never looked up in public DNS.
 pub(crate) const REGISTRY: &str = "cox.local";
@@ -104,5 +104,5 @@ impl Carried {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    format!("sha256:{}", unpack::hex(&Sha256::digest(bytes)))
+    format!("sha256:{}", api::hex::encode(Sha256::digest(bytes)))
 }

@@ -162,7 +162,7 @@ async fn resolve(
     // An index of indexes is allowed, an endless chain is not.
     for _ in 0..4 {
         let (bytes, media_type) = registry.document(&format!("manifests/{selector}"), MANIFEST_TYPES).await?;
-        let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(&bytes)));
+        let digest = format!("sha256:{}", api::hex::encode(Sha256::digest(&bytes)));
         if is_another(&selector, &digest) {
             return Err(PullError::Content(format!("manifest {selector} has digest {digest}")));
         }
@@ -306,7 +306,7 @@ async fn download(registry: &Registry, blob: &Descriptor, partial: &PathBuf) -> 
     } else {
         hash_file(&mut hash, partial).await?;
     }
-    let digest = format!("sha256:{}", unpack::hex(&hash.finalize()));
+    let digest = format!("sha256:{}", api::hex::encode(hash.finalize()));
     if digest != blob.digest {
         let _ = tokio::fs::remove_file(partial).await;
         return Err(PullError::Content(format!("blob {} has digest {digest}", blob.digest)));
@@ -446,7 +446,7 @@ mod tests {
         });
         let endpoint = Mirrors::default().endpoints(&image.parse().unwrap()).unwrap().remove(0);
         let registry = Registry::new(endpoint, None).unwrap();
-        let digest = format!("sha256:{}", unpack::hex(&Sha256::digest(b"content")));
+        let digest = format!("sha256:{}", api::hex::encode(Sha256::digest(b"content")));
         let blob = Descriptor { digest: digest.clone(), size: 7, ..Default::default() };
         std::fs::write(store.blob_path(&digest), "").unwrap();
         fetch(&store, &registry, &blob).await.unwrap();

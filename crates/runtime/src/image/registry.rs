@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::image::is_loopback;
+use api::percent::{encode_except, is_unreserved};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
@@ -301,12 +302,7 @@ fn parse_challenge(text: &str) -> Vec<(String, String)> {
 }
 
 fn escape(text: &str) -> String {
-    text.bytes()
-        .map(|b| match b {
-            b if b.is_ascii_alphanumeric() || b"-_.~".contains(&b) => (b as char).to_string(),
-            b => format!("%{b:02X}"),
-        })
-        .collect()
+    encode_except(text, is_unreserved)
 }
 
 /// The node's certificate authorities, plus the one configured for this server.
