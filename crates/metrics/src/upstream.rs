@@ -99,6 +99,11 @@ pub fn problems(component: Component, text: &str) -> Vec<String> {
             None => problems.push(format!("{} is missing", row.name)),
             Some(kind) if *kind != row.kind => problems.push(format!("{} is a {kind}, not a {}", row.name, row.kind)),
             Some(_) => {
+                if let (Some(bounds), Some(own)) = (bounds(row.name), served.bounds.get(row.name))
+                    && !are_the_same(own, &bounds)
+                {
+                    problems.push(format!("{} has the bounds {own:?}, not {bounds:?}", row.name));
+                }
                 let wrong = served.labels.get(row.name).into_iter().flatten().find(|labels| **labels != row.labels);
                 if let Some(labels) = wrong {
                     problems.push(format!("{} has the labels {labels:?}, not {:?}", row.name, row.labels));
@@ -109,10 +114,11 @@ pub fn problems(component: Component, text: &str) -> Vec<String> {
     problems
 }
 
-/// Types and sets of label names, by family.
+/// Types, sets of label names and bounds of buckets, by family.
 #[derive(Default)]
 struct Exposition<'a> {
     kinds: BTreeMap<&'a str, &'a str>,
+    bounds: BTreeMap<&'a str, Vec<f64>>,
     labels: BTreeMap<&'a str, BTreeSet<BTreeSet<&'a str>>>,
 }
 
@@ -127,6 +133,12 @@ impl<'a> Exposition<'a> {
                 let name = line.split(['{', ' ']).next().unwrap_or_default();
                 let part = ["_bucket", "_sum", "_count"].into_iter().find_map(|part| name.strip_suffix(part));
                 let family = part.filter(|part| read.kinds.contains_key(part)).unwrap_or(name);
+                if let Some(bound) = bound(&line[name.len()..]) {
+                    let bounds = read.bounds.entry(family).or_default();
+                    if !bounds.contains(&bound) {
+                        bounds.push(bound);
+                    }
+                }
                 read.labels.entry(family).or_default().insert(label_names(&line[name.len()..]));
             }
         }
@@ -149,6 +161,25 @@ fn label_names(mut rest: &str) -> BTreeSet<&str> {
     }
     names.remove("le");
     names
+}
+
+/// The bounds of a histogram that upstream promises to keep.
+fn bounds(name: &str) -> Option<Vec<f64>> {
+    BOUNDS.lines().map(str::split_whitespace).find_map(|mut words| {
+        let is_named = words.next() == Some(name);
+        is_named.then(|| words.filter_map(|word| word.parse().ok()).collect())
+    })
+}
+
+/// The bound of a bucket, by what follows its name. That of all there is has none.
+fn bound(rest: &str) -> Option<f64> {
+    let (text, _) = rest.split(['{', ',']).find_map(|label| label.strip_prefix("le=\""))?.split_once('"')?;
+    text.parse().ok().filter(|bound: &f64| bound.is_finite())
+}
+
+/// As numbers are written in different ways.
+fn are_the_same(some: &[f64], others: &[f64]) -> bool {
+    some.len() == others.len() && some.iter().zip(others).all(|(one, other)| (one - other).abs() <= other.abs() * 1e-9)
 }
 
 const EVERYONE: &str = "
@@ -374,6 +405,34 @@ const DNS: &str = "
     PLAIN  histogram  coredns_proxy_request_duration_seconds?  proxy_name,rcode,to
 ";
 
+/// Of STABLE and BETA histograms: the name, and where its buckets end.
+const BOUNDS: &str = "
+    apiserver_cel_compilation_duration_seconds  0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10
+    apiserver_cel_evaluation_duration_seconds  0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10
+    apiserver_flowcontrol_request_wait_duration_seconds  0 0.005 0.02 0.05 0.1 0.2 0.5 1 2 5 10 15 30
+    apiserver_validating_admission_policy_check_duration_seconds  5e-07 0.001 0.01 0.1 1
+    apiserver_watch_list_duration_seconds  0.05 0.1 0.2 0.4 0.6 0.8 1 2 4 6 8 10 15 20 30 45 60
+    endpoint_slice_controller_endpoints_added_per_sync  2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384 32768
+    endpoint_slice_controller_endpoints_removed_per_sync  2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384 32768
+    horizontal_pod_autoscaler_controller_metric_computation_duration_seconds  0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384
+    horizontal_pod_autoscaler_controller_reconciliation_duration_seconds  0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384
+    scheduler_permit_wait_duration_seconds  0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384
+    scheduler_pod_scheduling_sli_duration_seconds  0.01 0.02 0.04 0.08 0.16 0.32 0.64 1.28 2.56 5.12 10.24 20.48 40.96 81.92 163.84 327.68 655.36 1310.72 2621.44 5242.88
+    workqueue_queue_duration_seconds  1e-08 1e-07 1e-06 1e-05 0.0001 0.001 0.01 0.1 1 10
+    workqueue_work_duration_seconds  1e-08 1e-07 1e-06 1e-05 0.0001 0.001 0.01 0.1 1 10
+    apiserver_admission_controller_admission_duration_seconds  0.005 0.025 0.1 0.5 1 2.5
+    apiserver_admission_step_admission_duration_seconds  0.005 0.025 0.1 0.5 1 2.5
+    apiserver_admission_webhook_admission_duration_seconds  0.005 0.025 0.1 0.5 1 2.5 10 25
+    apiserver_request_duration_seconds  0.005 0.025 0.05 0.1 0.2 0.4 0.6 0.8 1 1.25 1.5 2 3 4 5 6 8 10 15 20 30 45 60
+    apiserver_response_sizes  1000 10000 100000 1000000 10000000 100000000 1000000000
+    cronjob_controller_job_creation_skew_duration_seconds  1 2 4 8 16 32 64 128 256 512
+    job_controller_job_sync_duration_seconds  0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384 32.768 65.536
+    scheduler_framework_extension_point_duration_seconds  0.0001 0.0002 0.0004 0.0008 0.0016 0.0032 0.0064 0.0128 0.0256 0.0512 0.1024 0.2048
+    scheduler_pod_scheduling_attempts  1 2 4 8 16
+    scheduler_preemption_victims  1 2 4 8 16 32 64
+    scheduler_scheduling_attempt_duration_seconds  0.001 0.002 0.004 0.008 0.016 0.032 0.064 0.128 0.256 0.512 1.024 2.048 4.096 8.192 16.384
+";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -387,8 +446,12 @@ mod tests {
             for row in rows {
                 assert!(["ALPHA", "BETA", "PLAIN", "STABLE"].contains(&row.level), "{row:?}");
                 assert!(["counter", "gauge", "histogram"].contains(&row.kind), "{row:?}");
+                let is_promised = row.kind == "histogram" && ["BETA", "STABLE"].contains(&row.level);
+                assert_eq!(bounds(row.name).is_some(), is_promised, "{row:?}");
             }
         }
+        let mut numbers = BOUNDS.lines().flat_map(|line| line.split_whitespace().skip(1));
+        assert!(numbers.all(|number| number.parse::<f64>().is_ok()));
         assert_eq!(level("apiserver_request_total"), Some("STABLE"));
         assert_eq!(level("kubernetes_healthcheck"), Some("STABLE"));
         assert_eq!((level("process_open_fds"), level("made_up")), (None, None));
@@ -405,7 +468,8 @@ mod tests {
         let found = problems(Component::ControllerManager, &metrics.render());
         let of = |name: &str| found.iter().find(|problem| problem.starts_with(name)).map(String::as_str);
         assert_eq!(of("workqueue_adds_total"), None);
-        assert_eq!(of("workqueue_queue_duration_seconds"), None);
+        let bounds = "workqueue_queue_duration_seconds has the bounds [1.0], not [1e-8, 1e-7, 1e-6, 1e-5, 0.0001, ";
+        assert!(of("workqueue_queue_duration_seconds").unwrap().starts_with(bounds), "{found:?}");
         assert_eq!(of("workqueue_depth"), Some("workqueue_depth is a counter, not a gauge"));
         assert_eq!(of("workqueue_work"), Some("workqueue_work_duration_seconds is missing"));
         let labels = "workqueue_retries_total has the labels {\"queue\"}, not {\"name\"}";

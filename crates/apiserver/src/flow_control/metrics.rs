@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram, Metrics};
 
-const WAIT_BOUNDS: [f64; 14] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0];
+const WAIT_BOUNDS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 
 /// What is counted of one schema at one level.
 pub(super) struct Counts {
