@@ -269,6 +269,8 @@ mod tests {
             ("not below the minimum", vec![], 3, 1, Bounds { min: 2, max: 5 }, 2, READY, (true, TOO_FEW)),
             ("held by a recent one", vec![(900, 3)], 3, 1, BOUNDS, 3, DOWN_STABILIZED, (false, WITHIN)),
             ("not by an old one", vec![(600, 3)], 3, 1, BOUNDS, 1, READY, (false, WITHIN)),
+            ("to zero, where that is the minimum", vec![], 1, 0, Bounds { min: 0, max: 10 }, 0, READY, (false, WITHIN)),
+            ("the maximum is nearer", vec![], 20, 1000, Bounds { min: 1, max: 10 }, 10, READY, (true, TOO_MANY)),
         ] {
             let memory = Memory::default();
             for (time, replicas) in before {
@@ -373,5 +375,132 @@ mod tests {
         assert_eq!(step(10, 20, 1061), (20, READY.0));
         assert_eq!(step(20, 5, 1070), (20, DOWN_STABILIZED.0), "the highest of the last two minutes");
         assert_eq!(step(20, 5, 1190), (5, READY.0));
+    }
+
+    /// What, ups and downs of two minutes, policies, least and most, from and to which size, what comes of it and why.
+    type Case = (
+        &'static str,
+        &'static [i32],
+        &'static [i32],
+        &'static [(&'static str, i32, i32)],
+        (i32, i32),
+        (i32, i32),
+        i32,
+        (&'static str, &'static str),
+    );
+
+    /// As the API server completes rules that say nothing.
+    const UP: &[(&str, i32, i32)] = &[("Pods", 4, 15), ("Percent", 100, 15)];
+    const DOWN: &[(&str, i32, i32)] = &[("Percent", 100, 15)];
+
+    /// Upstream's published cases (`TestScalingWithRules`, v1.36).
+    const RULED: &[Case] = &[
+        ("grows as asked", &[], &[], UP, (3, 8), (5, 7), 7, WITHIN),
+        ("not below the least", &[], &[], DOWN, (2, 8), (3, 1), 2, TOO_FEW),
+        ("to zero", &[], &[], DOWN, (0, 10), (1, 0), 0, WITHIN),
+        ("more there than may be", &[], &[], UP, (1, 10), (20, 1000), 10, TOO_MANY),
+        ("not above the most", &[], &[], UP, (100, 150), (100, 1000), 150, TOO_MANY),
+        ("a percent is rounded up", &[], &[], &[("Percent", 1, 60)], (1, 2000), (3, 1000), 4, UP_LIMIT),
+        ("twenty fewer", &[], &[], &[("Pods", 20, 60)], (3, 2000), (1000, 3), 980, DOWN_LIMIT),
+        ("doubles unless told otherwise", &[], &[], UP, (1, 1000), (10, 50), 20, UP_LIMIT),
+        ("pods are more", &[], &[], &[("Pods", 100, 60), ("Percent", 100, 60)], (1, 1000), (10, 500), 110, UP_LIMIT),
+        ("percents are more", &[], &[], &[("Pods", 2, 60), ("Percent", 100, 60)], (1, 1000), (10, 500), 20, UP_LIMIT),
+        ("less than allowed", &[], &[], &[("Pods", 100, 60)], (1, 1000), (10, 50), 50, WITHIN),
+        ("far less than allowed", &[], &[], &[("Pods", 10000, 60)], (1, 1000), (10, 50), 50, WITHIN),
+        ("thirty more", &[], &[], &[("Pods", 30, 60)], (1, 1000), (10, 50), 40, UP_LIMIT),
+        ("three times", &[], &[], &[("Percent", 200, 60)], (1, 1000), (10, 50), 30, UP_LIMIT),
+        ("pods are most", &[], &[], &[("Pods", 20, 60), ("Percent", 1, 60)], (1, 1000), (100, 2), 80, DOWN_LIMIT),
+        ("two or one percent", &[], &[], &[("Pods", 2, 60), ("Percent", 1, 60)], (1, 1000), (100, 2), 98, DOWN_LIMIT),
+        ("more than there are", &[], &[], &[("Pods", 100, 60)], (1, 1000), (10, 0), 1, TOO_FEW),
+        ("all but the least", &[], &[], &[("Percent", 100, 60)], (5, 1000), (10, 2), 5, TOO_FEW),
+        ("five fewer", &[], &[], &[("Pods", 5, 60)], (1, 1000), (10, 2), 5, DOWN_LIMIT),
+        ("just half", &[], &[], &[("Percent", 50, 60)], (1, 1000), (10, 5), 5, WITHIN),
+        ("room after growth", &[1, 5, 9], &[], &[("Pods", 300, 60)], (1, 200), (100, 500), 200, TOO_MANY),
+        ("much room", &[1, 5, 9], &[], &[("Percent", 10000, 60)], (1, 200), (100, 500), 200, TOO_MANY),
+        ("grew more than allowed", &[1, 5, 9], &[], &[("Pods", 5, 120)], (1, 1000), (100, 500), 100, UP_LIMIT),
+        ("pods since then", &[1, 5, 9], &[], &[("Pods", 150, 120)], (1, 1000), (100, 500), 235, UP_LIMIT),
+        ("percents since then", &[1, 5, 9], &[], &[("Percent", 200, 120)], (1, 1000), (100, 500), 255, UP_LIMIT),
+        ("up after both", &[4], &[2], &[("Percent", 300, 300)], (1, 1000), (6, 24), 16, UP_LIMIT),
+        ("shrank before the period", &[], &[1, 5, 9], DOWN, (1, 1000), (10, 5), 5, WITHIN),
+        ("to the least", &[], &[1, 5, 9], &[("Pods", 115, 120)], (1, 1000), (100, 0), 1, TOO_FEW),
+        ("to a least of five", &[], &[1, 5, 9], &[("Pods", 130, 120)], (5, 1000), (100, 0), 5, TOO_FEW),
+        ("all of them", &[], &[1, 5, 9], &[("Percent", 100, 120)], (5, 1000), (100, 2), 5, TOO_FEW),
+        ("shrank by more than allowed", &[], &[1, 5, 9], &[("Pods", 5, 120)], (1, 1000), (100, 2), 100, DOWN_LIMIT),
+        ("half of what there was", &[], &[2, 4, 6], &[("Percent", 50, 120)], (1, 1000), (100, 0), 56, DOWN_LIMIT),
+        ("down after both", &[2], &[4], &[("Percent", 50, 180)], (1, 1000), (10, 1), 6, DOWN_LIMIT),
+        ("a tenth is gone", &[], &[10, 10, 10], &[("Percent", 10, 120)], (1, 1000), (100, 0), 100, DOWN_LIMIT),
+        ("ten times all", &[], &[10, 10, 10], &[("Percent", 1000, 120)], (1, 1000), (10, 5), 5, WITHIN),
+        ("one period up", &[8, 12, 9, 11], &[], &[("Pods", 1000, 60)], (1, 1000), (100, 200), 200, WITHIN),
+        ("one period down", &[], &[8, 12, 9, 11], &[("Pods", 1000, 60)], (1, 1000), (100, 5), 5, WITHIN),
+    ];
+
+    /// In equal steps over two minutes, the last of them half a step ago.
+    fn spread(changes: &[i32]) -> Vec<Dated> {
+        let step = 120 / i64::try_from(changes.len().max(1)).unwrap();
+        let dated = |(index, replicas): (i64, i32)| Dated { at: at(880 + step * index + step / 2), replicas };
+        (0..).zip(changes.iter().copied()).map(dated).collect()
+    }
+
+    #[test]
+    fn rates_are_those_of_the_published_cases() {
+        for &(what, ups, downs, policies, (min, max), sizes, replicas, why) in RULED {
+            let rules = || rules("Max", 0, policies);
+            let behavior = HorizontalPodAutoscalerBehavior { scale_up: rules(), scale_down: rules() };
+            let memory = Memory::default();
+            let past = Past { ups: spread(ups), downs: spread(downs), ..Past::default() };
+            memory.0.lock().insert("a".to_owned(), past);
+            let found = memory.ruled("a", &behavior, WINDOW, sizes, Bounds { min, max }, at(1000));
+            assert_eq!((found.replicas, found.limited.1), (replicas, why.0), "{what}");
+        }
+        let least = rules("Min", 300, &[("Pods", 2, 60), ("Percent", 50, 60)]).unwrap();
+        assert_eq!(limit(&least, 1, &Past::default(), at(1000), Direction::Up), 2);
+        assert_eq!(limit(&least, 5, &Past::default(), at(1000), Direction::Down), 3);
+    }
+
+    /// Sizes, and how many seconds ago they were recommended.
+    fn recommended(before: &[(i32, i64)]) -> Memory {
+        let memory = Memory::default();
+        let dated = |&(replicas, ago): &(i32, i64)| Dated { at: at(10_000 - ago), replicas };
+        let past = Past { recommendations: before.iter().map(dated).collect(), ..Past::default() };
+        memory.0.lock().insert("a".to_owned(), past);
+        memory
+    }
+
+    /// Upstream's published cases (`TestNormalizeDesiredReplicas` and `…WithBehavior`, v1.36).
+    #[test]
+    fn windows_are_those_of_the_published_cases() {
+        let none: &[(i32, i64)] = &[];
+        let old: &[(i32, i64)] = &[(10, 600), (9, 540)];
+        let mixed: &[(i32, i64)] = &[(10, 600), (4, 60), (5, 120), (9, 540)];
+        let low: &[(i32, i64)] = &[(1, 120), (2, 60)];
+        let some: &[(i32, i64)] = &[(4, 120), (5, 60)];
+        let more: &[(i32, i64)] = &[(2, 6000), (3, 180)];
+        let less: &[(i32, i64)] = &[(2, 6000), (1, 180)];
+        let far: &[(i32, i64)] = &[(10, 6000), (6, 60), (5, 120), (9, 180)];
+        for (what, before, (up, down), current, wanted, expected) in [
+            ("nothing known", none, (0, 0), 100, 5, 5),
+            ("the highest holds", some, (0, 180), 100, 3, 5),
+            ("the lowest holds", some, (300, 0), 1, 7, 4),
+            ("nothing higher", low, (300, 0), 100, 3, 3),
+            ("nothing lower", some, (0, 300), 1, 3, 3),
+            ("down, all too old", old, (0, 0), 100, 3, 3),
+            ("up, all too old", old, (0, 0), 1, 100, 100),
+            ("down, some too old", mixed, (0, 180), 100, 3, 5),
+            ("up, some too old", far, (300, 0), 1, 100, 5),
+            ("no growth while less is asked for", more, (300, 300), 2, 1, 2),
+            ("no shrink while more is asked for", less, (300, 300), 2, 3, 2),
+        ] {
+            let all = [("Pods", 1000, 15)];
+            let behavior = HorizontalPodAutoscalerBehavior {
+                scale_up: rules("Max", up, &all),
+                scale_down: rules("Max", down, &all),
+            };
+            let found = recommended(before).ruled("a", &behavior, WINDOW, (current, wanted), BOUNDS, at(10_000));
+            assert_eq!(found.replicas, expected, "{what}");
+        }
+        for (before, wanted, expected) in [(none, 5, 5), (some, 3, 5), (low, 3, 3), (old, 3, 3), (mixed, 3, 5)] {
+            let found = recommended(before).plain("a", WINDOW, 5, wanted, BOUNDS, at(10_000));
+            assert_eq!(found.replicas, expected, "{before:?}");
+        }
     }
 }

@@ -431,6 +431,37 @@ mod tests {
         }
     }
 
+    /// Upstream's published cases (`TestGroupPods`, v1.36) of one pod that has a sample.
+    #[test]
+    fn samples_of_a_start_do_not_count() {
+        for (what, is_cpu, status, started, changed, measured, window, is_counted) in [
+            ("memory counts from the start", false, None, 1, 1, 0, 60, true),
+            ("not known to be ready", true, None, 60, 60, 0, 30, false),
+            ("measured since it is ready", true, Some("True"), 60, 30, 0, 30, true),
+            ("measured in part before", true, Some("True"), 60, 30, 0, 60, false),
+            ("not ready yet", true, Some("False"), 120, 114, 0, 30, false),
+            ("an old sample, after the start", true, Some("True"), 600, 180, 120, 60, true),
+            ("was ready, after the start", true, Some("False"), 600, 540, 0, 30, true),
+            ("never ready, after the start", true, Some("False"), 600, 590, 0, 30, false),
+        ] {
+            let mut pod = pods("r")[0].as_ref().clone();
+            let state = pod.status.get_or_insert_default();
+            state.start_time = Some(Time(at(NOW - started)));
+            match status {
+                None => state.conditions = None,
+                Some(status) => {
+                    let ready = state.conditions.iter_mut().flatten().find(|one| one.type_ == "Ready").unwrap();
+                    ready.status = status.into();
+                    ready.last_transition_time = Some(Time(at(NOW - changed)));
+                }
+            }
+            let sample = Sample { value: 1, timestamp: at(NOW - measured), window: Duration::from_secs(window) };
+            let (pods, samples) = ([Arc::new(pod)], Samples::from([("p0".to_owned(), sample)]));
+            let groups = group(&pods, &samples, is_cpu, START, at(NOW));
+            assert_eq!((groups.ready, groups.unready.len()), if is_counted { (1, 0) } else { (0, 1) }, "{what}");
+        }
+    }
+
     #[test]
     fn nothing_is_decided_by_a_moment() {
         let pods = pods("rr");
@@ -554,6 +585,7 @@ mod tests {
     fn one_value_for_all() {
         let three = pods("rrr");
         assert_eq!(whole(i64::MAX, 1, 3, TENTH, &three).unwrap().replicas, i32::MAX, "too large to count");
+        assert_eq!(whole(i64::MAX, i64::MAX, 3, TENTH, &three).unwrap().replicas, 3, "and just as large a target");
         assert_eq!(whole(20_000, 15_000, 3, TENTH, &three).unwrap().replicas, 4);
         assert_eq!(whole(15_500, 15_000, 3, TENTH, &three).unwrap().replicas, 3);
         assert_eq!(whole(20_000, 15_000, 0, TENTH, &[]).unwrap().replicas, 2, "from zero");
@@ -570,6 +602,7 @@ mod tests {
             (0, 2_000, 3, (0, 0)),
             (8_600, 2_000, 0, (5, 8_600)),
             (i64::MAX, 1, 3, (i32::MAX, i64::MAX)),
+            (i64::MAX, i64::MAX, 1, (1, i64::MAX)),
         ] {
             let found = shared(value, target, replicas, TENTH);
             assert_eq!((found.replicas, found.value), expected, "{value} {target} {replicas}");
