@@ -6,6 +6,7 @@
 
 mod api;
 mod authz;
+mod autoscaling;
 mod control_plane;
 mod controllers;
 mod dns;
@@ -58,6 +59,9 @@ const COMPARISONS: &[(&str, &str, Run)] = &[
         Box::pin(memory::run(args))
     }),
     ("metrics", "usage of nodes and pods with a real metrics-server", |args| Box::pin(metrics::run(args))),
+    ("autoscaling", "a pod's start to its figures, a load to twice the pods and back", |args| {
+        Box::pin(autoscaling::run(args))
+    }),
     ("up", "a whole cluster: time to Ready, memory, idle CPU, size", |args| Box::pin(up::run(args))),
     ("node", "our runtime with containerd and runc: starting pods, memory", |args| Box::pin(node::run(args))),
     ("scheduler", "our scheduler with that of another cluster, or by itself", |args| Box::pin(scheduler::run(args))),
@@ -141,7 +145,7 @@ impl Args {
 }
 
 fn comparisons() -> String {
-    let rows: Vec<_> = COMPARISONS.iter().map(|(name, what, _)| format!("  {name:<10} {what}")).collect();
+    let rows: Vec<_> = COMPARISONS.iter().map(|(name, what, _)| format!("  {name:<11} {what}")).collect();
     format!("What:\n{}", rows.join("\n"))
 }
 

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use crate::Args;
 use crate::report::{Better, line, median};
 
-const IMAGE: &str = "docker.io/library/busybox:latest";
+pub(crate) const IMAGE: &str = "docker.io/library/busybox:latest";
 const NAMESPACE: &str = "coxbench-storage";
 const HELPER_CLASS: &str = "coxbench-helper";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -58,7 +58,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     compared
 }
 
-fn connect(kubeconfig: &Path) -> Result<Client> {
+pub(crate) fn connect(kubeconfig: &Path) -> Result<Client> {
     let config = Kubeconfig::read(kubeconfig).with_context(|| kubeconfig.display().to_string())?;
     Ok(Client::from_kubeconfig(&config, &Overrides::default())?)
 }
@@ -281,13 +281,13 @@ impl Provisioner {
 }
 
 /// A cluster in the namespaces of this process; deleted at the end.
-struct Cluster {
+pub(crate) struct Cluster {
     program: PathBuf,
     dir: tempfile::TempDir,
 }
 
 impl Cluster {
-    fn start(dir: &Path) -> Result<Cluster> {
+    pub(crate) fn start(dir: &Path) -> Result<Cluster> {
         let program = std::env::current_exe()?.with_file_name("cox");
         ensure!(program.exists(), "{} is not there: cargo build --profile dist", program.display());
         for words in testkit::host::ISOLATED {
@@ -301,7 +301,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -326,10 +326,10 @@ fn run_command(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn phase(pod: &Pod) -> &str {
+pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-fn made<K: DeserializeOwned>(object: Value) -> Result<K> {
+pub(crate) fn made<K: DeserializeOwned>(object: Value) -> Result<K> {
     Ok(serde_json::from_value(object)?)
 }
