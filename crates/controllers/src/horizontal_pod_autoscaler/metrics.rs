@@ -262,6 +262,10 @@ mod tests {
                 assert!(answer.unwrap_err().starts_with("unable to fetch metrics from "), "{code}");
             }
         }
+        let silent: client::Handler = Arc::new(|_| Box::pin(std::future::pending()));
+        for answer in asked(&Client::in_process(silent, api::UserInfo::default())).await {
+            assert!(answer.unwrap_err().starts_with("unable to fetch metrics from "), "nothing is ever answered");
+        }
     }
 
     #[tokio::test]

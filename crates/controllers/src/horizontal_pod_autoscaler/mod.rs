@@ -370,7 +370,7 @@ impl Look<'_> {
         };
         let specs = self.scaler.spec.metrics.clone().unwrap_or_default();
         let mut statuses = Vec::with_capacity(specs.len());
-        let mut best: Option<(i32, String)> = None;
+        let mut answers: Vec<Option<(i32, String)>> = Vec::with_capacity(specs.len());
         let mut failed: Vec<Unusable> = Vec::new();
         for spec in &specs {
             let target = Target { selector: &selector, pods: &pods, current, scale };
@@ -384,14 +384,13 @@ impl Look<'_> {
             match answer {
                 Ok(answer) => {
                     statuses.push(answer.status);
-                    if best.as_ref().is_none_or(|(replicas, _)| *replicas == 0 || answer.replicas > *replicas) {
-                        best = Some((answer.replicas, answer.name));
-                    }
+                    answers.push(Some((answer.replicas, answer.name)));
                 }
                 Err(unusable) => {
                     self.warn(unusable.reason, &*unusable.why);
                     // Statuses stand in the order of the metrics, so that one without a value still has its place.
                     statuses.push(MetricStatus::default());
+                    answers.push(None);
                     failed.push(unusable);
                 }
             }
@@ -404,13 +403,15 @@ impl Look<'_> {
                 first.message
             )
         });
-        let wanted = match (best, partly) {
-            (Some((replicas, name)), partly) if partly.is_none() || replicas >= current => {
+        let sizes: Vec<Option<i32>> = answers.iter().map(|answer| answer.as_ref().map(|(size, _)| *size)).collect();
+        let chosen = replicas::choose(&sizes, current).and_then(|at| answers.swap_remove(at));
+        let wanted = match chosen {
+            Some((replicas, name)) => {
                 let message = format!("the HPA was able to successfully calculate a replica count from {name}");
                 self.condition(ACTIVE, true, "ValidMetricFound", message);
                 Ok(Wanted { replicas, name, partly })
             }
-            (_, partly) => {
+            None => {
                 if let Some(first) = failed.first() {
                     let message = format!("the HPA was unable to compute the replica count: {}", first.why);
                     self.condition(ACTIVE, false, first.reason, message);

@@ -297,6 +297,21 @@ pub(super) fn shared(value: i64, target: i64, replicas: i32, tolerances: Toleran
     Proposal { replicas: wanted, utilization: None, value: share }
 }
 
+/// Which of the sizes that the metrics ask for counts: the highest. Where some could not be asked, only if it is not lower
+/// than what there is (`computeReplicasForMetrics`, v1.36).
+pub(super) fn choose(sizes: &[Option<i32>], current: i32) -> Option<usize> {
+    let mut best: Option<(usize, i32)> = None;
+    for (at, size) in sizes.iter().enumerate() {
+        if let Some(size) = *size
+            && best.is_none_or(|(_, highest)| highest == 0 || size > highest)
+        {
+            best = Some((at, size));
+        }
+    }
+    let are_all_known = sizes.iter().all(Option::is_some);
+    best.filter(|(_, size)| are_all_known || *size >= current).map(|(at, _)| at)
+}
+
 /// Rounded up; numbers that are none, or too large, end at the bounds.
 fn ceil(number: f64) -> i32 {
     number.ceil() as i32
@@ -472,6 +487,26 @@ mod tests {
             }
             let found = measured.utilization("cpu", None, 50).ok();
             assert_eq!(found.map(|found| found.replicas), expected, "{windows:?}");
+        }
+    }
+
+    /// Upstream's published cases (`horizontal_test.go`, v1.36) of autoscalers with several metrics.
+    #[test]
+    fn the_highest_counts_and_nothing_shrinks_on_missing_data() {
+        for (what, sizes, current, expected) in [
+            ("the highest", &[Some(4), Some(6), Some(5)][..], 3, Some(1)),
+            ("the first of equals", &[Some(4), Some(4)], 3, Some(0)),
+            ("all ask for fewer", &[Some(1), Some(2)], 3, Some(1)),
+            ("to zero", &[Some(0)], 3, Some(0)),
+            ("growth with one invalid", &[None, Some(4)], 3, Some(1)),
+            ("growth from zero with one invalid", &[None, Some(3)], 0, Some(1)),
+            ("as many with one invalid", &[Some(3), None], 3, Some(0)),
+            ("no shrink with one invalid", &[Some(2), None], 5, None),
+            ("not to zero either", &[None, Some(0)], 5, None),
+            ("both invalid", &[None, None], 3, None),
+            ("nothing to ask", &[], 3, None),
+        ] {
+            assert_eq!(choose(sizes, current), expected, "{what}");
         }
     }
 
