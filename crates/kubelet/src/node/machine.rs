@@ -25,9 +25,7 @@ pub(crate) struct Machine {
 impl Machine {
     /// Fails without what pods are placed by; names that are only shown may be missing.
     pub(crate) fn read(root_dir: &Path, node_ips: &[IpAddr]) -> anyhow::Result<Self> {
-        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_string();
-        let machine_id = text("/etc/machine-id");
-        let uuid = text("/sys/class/dmi/id/product_uuid");
+        let Ids { machine_id, system_uuid, boot_id } = Ids::read();
         let release = text("/etc/os-release");
         let os_image = release
             .lines()
@@ -40,13 +38,36 @@ impl Machine {
             swap: meminfo_bytes(&text("/proc/meminfo"), "SwapTotal"),
             disk: disk(root_dir).with_context(|| format!("no file system at {}", root_dir.display()))?.0,
             huge_pages: huge_pages::read(Path::new(huge_pages::DIRECTORY)),
-            system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
             machine_id,
-            boot_id: text("/proc/sys/kernel/random/boot_id"),
+            system_uuid,
+            boot_id,
             kernel: text("/proc/sys/kernel/osrelease"),
             os_image,
         })
     }
+}
+
+/// What tells machines, and times between two starts of one, from each other.
+pub(crate) struct Ids {
+    pub(crate) machine_id: String,
+    pub(crate) system_uuid: String,
+    pub(crate) boot_id: String,
+}
+
+impl Ids {
+    pub(crate) fn read() -> Self {
+        let machine_id = text("/etc/machine-id");
+        let uuid = text("/sys/class/dmi/id/product_uuid");
+        Self {
+            system_uuid: if uuid.is_empty() { machine_id.clone() } else { uuid },
+            machine_id,
+            boot_id: text("/proc/sys/kernel/random/boot_id"),
+        }
+    }
+}
+
+fn text(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_string()
 }
 
 /// Where processors are.

@@ -28,7 +28,7 @@ pub(super) use self::system::{SystemContainer, system_containers};
 use super::Server;
 use super::metrics::{answer, failed};
 use crate::cgroups::Cgroups;
-use crate::node::machine::{disk, node_memory};
+use crate::node::machine::{Ids, disk, node_memory};
 use crate::state::{self, label};
 use crate::volumes::blocking;
 
@@ -83,7 +83,7 @@ pub(super) async fn serve(server: &Server) -> Response<Body> {
     let rendered = blocking(move || {
         let rows = read(&cgroups, pods);
         let metrics = Metrics::new();
-        machine(&metrics, memory);
+        machine(&metrics, memory, &Ids::read());
         families(&metrics, &rows, now);
         file_systems(&metrics, &rows, &root);
         Ok(metrics)
@@ -662,8 +662,13 @@ fn inodes(metrics: &Metrics, rows: &[Row], root: &Path) {
     }
 }
 
-fn machine(metrics: &Metrics, memory: u64) {
-    let set = |name, help, value: f64| metrics.gauge(name, help, &[]).set(value);
+fn machine(metrics: &Metrics, memory: u64, ids: &Ids) {
+    let labels = [
+        ("boot_id", ids.boot_id.as_str()),
+        ("machine_id", ids.machine_id.as_str()),
+        ("system_uuid", ids.system_uuid.as_str()),
+    ];
+    let set = |name, help, value: f64| metrics.gauge(name, help, &labels).set(value);
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     set("machine_cpu_cores", "Number of logical CPU cores.", cpus as f64);
     let (sockets, cores) = topology(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
@@ -674,8 +679,9 @@ fn machine(metrics: &Metrics, memory: u64) {
     let swap =
         swap.lines().find_map(|line| line.strip_prefix("SwapTotal:")?.split_whitespace().next()?.parse::<f64>().ok());
     set("machine_swap_bytes", "Amount of swap memory available on the machine.", swap.unwrap_or_default() * 1024.0);
-    set("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise.", 0.0);
-    set("container_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise", 0.0);
+    let no_error = |name, help| metrics.gauge(name, help, &[]).set(0.0);
+    no_error("machine_scrape_error", "1 if there was an error while getting machine metrics, 0 otherwise.");
+    no_error("container_scrape_error", "1 if there was an error while getting container metrics, 0 otherwise");
     let kernel = nix::sys::utsname::uname().ok().map(|name| name.release().to_string_lossy().into_owned());
     let labels = [
         ("cadvisorRevision", ""),
@@ -706,6 +712,16 @@ fn topology(text: &str) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_of_a_machine_say_of_which() {
+        let metrics = Metrics::new();
+        let ids = Ids { machine_id: "m".into(), system_uuid: "u".into(), boot_id: "b".into() };
+        machine(&metrics, 1 << 30, &ids);
+        let text = metrics.render();
+        let row = "\nmachine_memory_bytes{boot_id=\"b\",machine_id=\"m\",system_uuid=\"u\"} 1073741824\n";
+        assert!(text.contains(row) && text.contains("\nmachine_scrape_error 0\n"), "{text}");
+    }
 
     #[test]
     fn things_are_as_old_as_their_runtime_says() {
