@@ -120,6 +120,7 @@ fn prometheus_finds_the_figures_of_dashboards() {
         let component = match path {
             "/metrics" => Some(Component::Apiserver),
             path if path.ends_with("/metrics") => Some(Component::Kubelet),
+            path if path.ends_with("/metrics/cadvisor") => Some(Component::KubeletCadvisor),
             path if path.ends_with("/metrics/resource") => Some(Component::KubeletResources),
             path if path.ends_with("/metrics/probes") => Some(Component::KubeletProbes),
             path if path.ends_with("/metrics/slis") => Some(Component::Slis),

@@ -1,7 +1,8 @@
 //! The series that dashboards and alerts look for, as v1.36 names them: one table per component.
 //!
-//! A table holds what upstream promises to keep (STABLE and BETA) and what the rules of kube-prometheus ask for. Help
-//! texts get their level from here, and the tests of each component hold what it serves against its table.
+//! A table holds what upstream promises to keep (STABLE and BETA) and what the rules of kube-prometheus ask for, that of
+//! cAdvisor all that a kubelet has it measure. Help texts get their level from here, and the tests of each component hold
+//! what it serves against its table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -13,6 +14,8 @@ pub enum Component {
     ControllerManager,
     Scheduler,
     Kubelet,
+    /// `/metrics/cadvisor` of the kubelet.
+    KubeletCadvisor,
     /// `/metrics/resource` of the kubelet.
     KubeletResources,
     /// `/metrics/probes` of the kubelet.
@@ -24,11 +27,12 @@ pub enum Component {
 }
 
 impl Component {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Apiserver,
         Self::ControllerManager,
         Self::Scheduler,
         Self::Kubelet,
+        Self::KubeletCadvisor,
         Self::KubeletResources,
         Self::KubeletProbes,
         Self::Proxy,
@@ -42,6 +46,7 @@ impl Component {
             Self::ControllerManager => [EVERYONE, PROCESS, CONTROLLER_MANAGER],
             Self::Scheduler => [EVERYONE, PROCESS, SCHEDULER],
             Self::Kubelet => [EVERYONE, PROCESS, KUBELET],
+            Self::KubeletCadvisor => ["", "", KUBELET_CADVISOR],
             Self::KubeletResources => ["", "", KUBELET_RESOURCES],
             Self::KubeletProbes => ["", "", KUBELET_PROBES],
             Self::Proxy => [EVERYONE, PROCESS, PROXY],
@@ -352,6 +357,86 @@ const KUBELET: &str = "
     ALPHA  gauge      kubelet_volume_stats_inodes_used?  namespace,persistentvolumeclaim
     ALPHA  counter    rest_client_requests_total  code,host,method
     ALPHA  histogram  rest_client_request_duration_seconds  host,verb
+";
+
+const KUBELET_CADVISOR: &str = "
+    PLAIN  counter    container_cpu_usage_seconds_total  container,cpu,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_user_seconds_total  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_system_seconds_total  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_cfs_periods_total  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_cfs_throttled_periods_total  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_cfs_throttled_seconds_total  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_cfs_burst_periods_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_cpu_cfs_burst_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_cpu_shares  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_cpu_period  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_cpu_quota  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_usage_bytes  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_working_set_bytes  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_rss  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_cache?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_swap?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_kernel_usage?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_mapped_file?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_max_usage_bytes?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_total_active_file_bytes?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_memory_total_inactive_file_bytes?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_memory_limit_bytes  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_memory_reservation_limit_bytes?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_spec_memory_swap_limit_bytes?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_memory_failcnt?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_memory_failures_total?  container,failure_type,id,image,name,namespace,pod,scope
+    PLAIN  counter    container_oom_events_total?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_processes  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_file_descriptors  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_sockets  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_threads?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_threads_max?  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_start_time_seconds  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_last_seen  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_health_state  container,id,image,name,namespace,pod
+    PLAIN  gauge      container_ulimits_soft?  container,id,image,name,namespace,pod,ulimit
+    PLAIN  counter    container_network_receive_bytes_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_receive_packets_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_receive_packets_dropped_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_receive_errors_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_transmit_bytes_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_transmit_packets_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_transmit_packets_dropped_total  container,id,image,interface,name,namespace,pod
+    PLAIN  counter    container_network_transmit_errors_total  container,id,image,interface,name,namespace,pod
+    PLAIN  gauge      container_fs_usage_bytes  container,device,id,image,name,namespace,pod
+    PLAIN  gauge      container_fs_limit_bytes  container,device,id,image,name,namespace,pod
+    PLAIN  gauge      container_fs_inodes_total?  container,device,id,image,name,namespace,pod
+    PLAIN  gauge      container_fs_inodes_free?  container,device,id,image,name,namespace,pod
+    PLAIN  gauge      container_fs_io_current?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_reads_bytes_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_reads_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_sector_reads_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_reads_merged_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_read_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_writes_bytes_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_writes_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_sector_writes_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_writes_merged_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_write_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_time_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_time_weighted_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_cost_usage_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_cost_wait_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_cost_indebt_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_fs_io_cost_indelay_seconds_total?  container,device,id,image,name,namespace,pod
+    PLAIN  counter    container_blkio_device_usage_total?  container,device,id,image,major,minor,name,namespace,operation,pod
+    PLAIN  counter    container_pressure_cpu_waiting_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_pressure_cpu_stalled_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_pressure_io_waiting_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_pressure_io_stalled_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_pressure_memory_waiting_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  counter    container_pressure_memory_stalled_seconds_total?  container,id,image,name,namespace,pod
+    PLAIN  gauge      machine_cpu_cores  boot_id,machine_id,system_uuid
+    PLAIN  gauge      machine_cpu_physical_cores  boot_id,machine_id,system_uuid
+    PLAIN  gauge      machine_cpu_sockets  boot_id,machine_id,system_uuid
+    PLAIN  gauge      machine_memory_bytes  boot_id,machine_id,system_uuid
+    PLAIN  gauge      machine_swap_bytes  boot_id,machine_id,system_uuid
 ";
 
 const KUBELET_RESOURCES: &str = "

@@ -66,6 +66,15 @@ async fn every_series_of_the_table_is_served_and_moves() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_hidden_is_shown_to_those_who_want_it() {
+    let cluster = Cluster::with(|config| config.show_hidden_metrics = true).await;
+    assert_eq!(cluster.send("GET", "/api/v1/namespaces/default/configmaps", Value::Null).await.0, 200);
+    let text = metrics_of(&cluster).await;
+    let shown = ["apiserver_request_slo_duration_seconds_count{", "resource=\"configmaps\"", "verb=\"LIST\""];
+    assert!(sum(&text, &shown) >= 1.0, "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn security_pages_about_the_server_need_permission() {
     let cluster = Cluster::with(|config| config.authorizers = vec![apiserver::Authorizer::Rbac]).await;
     assert_eq!(cluster.send_raw("GET", "/readyz", "", Value::Null).await.0, 200);
