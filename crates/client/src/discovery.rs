@@ -183,9 +183,7 @@ mod tests {
     async fn security_silent_groups_are_not_waited_for_one_after_another() {
         let names = ["a.com", "b.com", "c.com", "d.com", "e.com", "f.com"];
         let handler: crate::Handler = Arc::new(move |request: Request<Bytes>| {
-            let group = |name: &str| {
-                json!({"name": name, "versions": [{"groupVersion": format!("{name}/v1"), "version": "v1"}]})
-            };
+            let group = |name: &str| json!({"name": name, "versions": [{"groupVersion": format!("{name}/v1"), "version": "v1"}]});
             let own = json!({"name": "pods", "singularName": "", "namespaced": true, "kind": "Pod", "verbs": []});
             let answer = match request.uri().path() {
                 "/apis" => Some(json!({"groups": names.map(group)})),

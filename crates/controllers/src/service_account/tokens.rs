@@ -198,7 +198,8 @@ mod tests {
             if request.method() != Method::GET {
                 seen.lock().push(String::from_utf8_lossy(request.body()).into_owned());
             }
-            let account = r#"{"metadata": {"name": "a", "namespace": "n"}, "secrets": [{"name": "gone"}, {"name": "kept"}]}"#;
+            let account =
+                r#"{"metadata": {"name": "a", "namespace": "n"}, "secrets": [{"name": "gone"}, {"name": "kept"}]}"#;
             let body: Body = Full::new(account.into()).map_err(|never| match never {}).boxed_unsync();
             Box::pin(async move { Response::new(body) })
         });
