@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 
 use anyhow::{Context, Result, bail};
+use client::Clock;
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 
 use crate::join::Membership;
 use crate::lock::Lock;
@@ -55,7 +55,7 @@ pub fn status(args: StatusArgs) -> BoxFuture<'static, Result<()>> {
 async fn print_status(args: StatusArgs) -> Result<()> {
     let options = &args.options;
     let member = Membership::load(options)?;
-    let checked = member.as_ref().map_or(Ok(()), |member| member.check_certificate(options, Timestamp::now()));
+    let checked = member.as_ref().map_or(Ok(()), |member| member.check_certificate(options, Clock::default().now()));
     let Some(holder) = Lock::holder(&options.lock_file())? else {
         checked?;
         match member {

@@ -7,10 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use client::Client;
 use client::kubeconfig::{AuthInfo, Kubeconfig, Overrides};
+use client::{Client, Clock};
 use futures_util::future::BoxFuture;
-use jiff::Timestamp;
 
 use crate::background::Ground;
 use crate::ca_hash::CaHash;
@@ -102,7 +101,7 @@ async fn run_main(args: Args) -> Result<()> {
             enrol(&args, server).await?;
         }
         (Some(server), Some(member))
-            if !args.as_server && member.check_certificate(options, Timestamp::now()).is_err() =>
+            if !args.as_server && member.check_certificate(options, Clock::default().now()).is_err() =>
         {
             enrol_again(&args, server, member).await?;
         }

@@ -165,7 +165,7 @@ mod tests {
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let (seen, heard, now) = (asked.clone(), told.clone(), clock.clone());
         let handler: client::Handler = Arc::new(move |request: http::Request<bytes::Bytes>| {
-            match request.uri().path().ends_with("/events") {
+            match request.uri().path().contains("/events") {
                 true => heard.lock().push(String::from_utf8_lossy(request.body()).into_owned()),
                 false => seen.lock().push(now.now().as_millisecond()),
             }
