@@ -38,10 +38,19 @@ const SIGNALS: &[(Signal, &str, &str)] = &[
     (Signal::PidAvailable, "pid.available", "pids"),
 ];
 
+/// The file system of containers is the node's or that of the images, whose thresholds count whatever is configured for it
+/// (`UpdateContainerFsThresholds`, v1.36).
+const OF_CONTAINERS: [&str; 2] = ["containerfs.available", "containerfs.inodesFree"];
+
 impl Signal {
-    fn named(name: &str) -> anyhow::Result<Self> {
+    /// None for one whose thresholds are those of another.
+    fn named(name: &str) -> anyhow::Result<Option<Self>> {
+        if OF_CONTAINERS.contains(&name) {
+            return Ok(None);
+        }
         let found = SIGNALS.iter().find(|(_, known, _)| *known == name);
-        found.map(|(signal, _, _)| *signal).with_context(|| format!("eviction signal {name:?} is not known"))
+        let signal = found.map(|(signal, _, _)| *signal);
+        signal.map(Some).with_context(|| format!("eviction signal {name:?} is not known"))
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -159,9 +168,10 @@ fn parse(
     for name in grace.keys() {
         Signal::named(name)?;
     }
-    let mut minimum = BTreeMap::new();
+    let mut minimum: BTreeMap<Signal, Amount> = BTreeMap::new();
     for (name, text) in reclaim {
-        minimum.insert(Signal::named(name)?, Amount::of_reclaim(name, text)?);
+        let (signal, amount) = (Signal::named(name)?, Amount::of_reclaim(name, text)?);
+        minimum.extend(signal.map(|signal| (signal, amount)));
     }
     let mut thresholds = Vec::new();
     for (is_soft, map) in [(false, hard), (true, soft)] {
@@ -174,6 +184,7 @@ fn parse(
                     format!("grace period must be specified for the soft eviction threshold {name}")
                 })?),
             };
+            let Some(signal) = signal else { continue };
             thresholds.push(Threshold { signal, amount, grace, reclaim: minimum.get(&signal).cloned() });
         }
     }
@@ -259,6 +270,18 @@ mod tests {
             let parsed = parse(&none, &none, &BTreeMap::new(), &map(&[(signal, amount)]));
             assert_eq!(parsed.is_ok(), is_fine, "{signal} {amount}");
         }
+    }
+
+    #[test]
+    fn thresholds_of_the_file_system_of_containers_are_accepted_and_do_not_count() {
+        let hard = map(&[("containerfs.available", "10%"), ("nodefs.available", "5%")]);
+        let soft = map(&[("containerfs.inodesFree", "5%")]);
+        let grace = BTreeMap::from([("containerfs.inodesFree".to_owned(), Duration::from_secs(60))]);
+        let reclaim = map(&[("containerfs.available", "1Gi")]);
+        let thresholds = parse(&hard, &soft, &grace, &reclaim).unwrap();
+        let counting: Vec<_> = thresholds.iter().map(|threshold| threshold.signal).collect();
+        assert_eq!(counting, [Signal::NodefsAvailable]);
+        assert!(parse(&hard, &soft, &BTreeMap::new(), &reclaim).is_err());
     }
 
     #[test]
