@@ -207,9 +207,10 @@ impl Controller {
             return Ok(Requeue::Never);
         }
         let Some(live) = self.read(&place).await?.filter(|live| live.metadata.uid.as_deref() == Some(uid)) else {
-            // Gone. For an owner never seen this is the news its dependents wait for. Of one that was seen, the watch may
-            // never tell: it would keep its own owner waiting.
-            let work = self.graph.lock().remove(id);
+            // Gone. For an owner never seen this is the news its dependents wait for. Of one that another server has shown,
+            // the watch may never tell: it would keep its own owner waiting.
+            let is_told = node.place.is_some() && self.is_ours(&place.gvr);
+            let work = if is_told { Vec::new() } else { self.graph.lock().remove(id) };
             work.into_iter().for_each(|work| self.queue.add(key(work)));
             return Ok(Requeue::Never);
         };
@@ -347,10 +348,19 @@ impl Controller {
 
     /// Whether another server has the group.
     fn is_of_others(&self, group: &str) -> bool {
-        let resources = self.resources.lock();
-        let gvr = resources.iter().find(|resource| resource.gvr.group == group).map(|resource| resource.gvr.clone());
-        drop(resources);
-        gvr.is_some_and(|gvr| self.is_aggregated(&gvr))
+        // By what is registered: who does not answer has no resources that are known.
+        let has_it = |service: &Arc<APIService>| {
+            service.spec.as_ref().is_some_and(|spec| spec.group.as_deref() == Some(group) && spec.service.is_some())
+        };
+        !group.is_empty() && self.services.list().iter().any(has_it)
+    }
+
+    /// Whether we serve the kind, in any version: its watch tells what is gone. A version that is not served any more has no
+    /// objects, and they are there all the same.
+    fn is_ours(&self, gvr: &Gvr) -> bool {
+        let is_kind = |known: &Gvr| known.group == gvr.group && known.resource == gvr.resource;
+        let is_served = self.resources.lock().iter().any(|resource| is_kind(&resource.gvr));
+        is_served && !self.is_of_others(&gvr.group)
     }
 
     /// Takes an owner from an object, if it is one of its owners.
@@ -601,6 +611,8 @@ mod tests {
         let (services, stop) = (controller.services.clone(), controller.stop.clone());
         let following = tokio::spawn(async move { services.run(stop).await });
         controller.services.synced().await;
+        // It told nobody which resources it has, either.
+        controller.resources.lock().retain(|resource| resource.gvr.group != OTHERS);
         // Half of them of the server itself, half of what others have made for an owner there.
         let owner = json!({ "apiVersion": format!("{OTHERS}/v1"), "kind": "Thing", "name": "t", "uid": "t" });
         let keys: Vec<String> = (0..16)
@@ -632,10 +644,24 @@ mod tests {
     async fn security_a_blocker_that_is_not_there_blocks_nothing() {
         // Its server shows it to those who watch, and has it not.
         let handler: client::Handler = Arc::new(|request: Request<bytes::Bytes>| {
-            let response = answer(&request, FOREGROUND);
-            Box::pin(async move { response })
+            let query = request.uri().query().unwrap_or_default();
+            let response = match request.uri().path() {
+                _ if query.contains("sendInitialEvents") => Some(whole(StatusCode::BAD_REQUEST, &json!({}))),
+                REGISTRATIONS if query.contains("watch=") => None,
+                REGISTRATIONS => Some(whole(StatusCode::OK, &registrations())),
+                _ => Some(answer(&request, FOREGROUND)),
+            };
+            Box::pin(async move {
+                match response {
+                    Some(response) => response,
+                    None => std::future::pending().await,
+                }
+            })
         });
         let controller = controller(handler);
+        let (services, stop) = (controller.services.clone(), controller.stop.clone());
+        let following = tokio::spawn(async move { services.run(stop).await });
+        controller.services.synced().await;
         let mut going = deployment();
         going["finalizers"] = json!([FOREGROUND]);
         going["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -649,6 +675,27 @@ mod tests {
         assert!(controller.reconcile(&format!("check/{OTHERS}/f")).await.is_ok());
         assert!(!controller.graph.lock().blockers(id).0);
         assert_eq!(controller.queue.len(), 1, "the owner is looked at again");
+        drop(controller);
+        following.await.unwrap();
+    }
+
+    /// A version is not served any more, and the watch of the next one has not begun.
+    #[tokio::test]
+    async fn what_is_not_found_in_its_old_version_keeps_its_dependents() {
+        let handler: client::Handler = Arc::new(|_| {
+            let response = whole(StatusCode::NOT_FOUND, &json!({}));
+            Box::pin(async move { response })
+        });
+        let controller = controller(handler);
+        observe(&controller, "apps", "deployments", &deployment());
+        observe(&controller, "apps", "replicasets", &replica_set());
+        assert!(controller.reconcile("check/apps/d").await.is_ok());
+        assert!(controller.graph.lock().facts("apps/d").is_some_and(|facts| facts.has_dependents));
+        assert_eq!(controller.queue.len(), 0, "nobody takes the replica set for garbage");
+        // A kind that nobody serves any more has nobody to tell what is gone.
+        controller.resources.lock().clear();
+        assert!(controller.reconcile("check/apps/d").await.is_ok());
+        assert!(controller.graph.lock().facts("apps/d").is_none());
     }
 
     #[tokio::test(start_paused = true)]
