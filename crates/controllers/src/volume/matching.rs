@@ -43,7 +43,12 @@ fn too_different(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Op
 /// The volume reserved for the claim, else the smallest that is large enough and alike. Volumes with the fewest access modes are
 /// asked first, so that a claim for one node does not take the volume that many could share (`findByClaim`, v1.36).
 pub(super) fn best(claim: &PersistentVolumeClaim, volumes: &[Arc<PersistentVolume>]) -> Option<Arc<PersistentVolume>> {
-    let alike: Vec<_> = volumes.iter().filter(|volume| offers_modes(volume, claim)).collect();
+    // Nearly all volumes are of other claims: they are not worth a rank.
+    let is_asked = |volume: &&Arc<PersistentVolume>| {
+        let is_free = volume.spec.as_ref().is_some_and(|spec| spec.claim_ref.is_none());
+        offers_modes(volume, claim) && (is_free || is_for(volume, claim))
+    };
+    let alike: Vec<_> = volumes.iter().filter(is_asked).collect();
     let ranks: BTreeSet<_> = alike.iter().map(|volume| rank(volume, claim)).collect();
     let of_rank = |of: &Rank<'_>| {
         let volumes = alike.iter().copied().filter(|volume| rank(volume, claim) == *of);
